@@ -92,6 +92,11 @@ class Sandbox(Protocol):
         """Name of the container, for people and for the engine's own tools."""
         ...
 
+    @property
+    def workdir(self) -> str:
+        """Where commands start, and what relative paths mean to the agent's tools."""
+        ...
+
     async def run(
         self,
         command: str | bytes,

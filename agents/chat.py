@@ -1,0 +1,215 @@
+"""One model family's way of writing a conversation as tokens, and of reading tool calls back.
+
+The `renderers` package does the writing; this module adds what it leaves open: text from outside
+never becomes a marker (:mod:`agents.tokenizer`), argument values arrive byte for byte, and what is
+wrong with a call is named, so that the model can be told.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict
+from renderers import create_renderer
+from renderers.base import Message, ParsedToolCall, RenderedTokens, ToolCallParseStatus, ToolSpec
+from renderers.configs import GLM45RendererConfig, Llama3RendererConfig, Qwen3RendererConfig
+
+from agents.tokenizer import TextTokenizer, TokenizerError
+
+Family = Literal["glm-4.5", "qwen3", "llama-3"]
+FAMILIES: dict[str, Family] = {
+    "glm4_moe": "glm-4.5",
+    "glm4": "glm-4.5",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "llama": "llama-3",
+}
+"""`model_type` in a model's config.json -> family."""
+
+Problem = Literal["malformed", "truncated", "unknown_tool"]
+
+
+class Call(BaseModel):
+    """One attempt at a tool call, in the order sampled."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """As sampled; empty when none could be read."""
+    arguments: dict[str, Any] = {}
+    problem: Problem | None = None
+    """Why it cannot be executed, None when it can."""
+    raw: str = ""
+    """The block as text, for the record."""
+
+
+class Turn(BaseModel):
+    """What the policy said in one turn."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = []
+
+
+class Chat:
+    """Messages to token ids and back, for one tokenizer and one set of tools."""
+
+    def __init__(self, tokenizer: TextTokenizer, family: Family, tools: list[dict[str, Any]]) -> None:
+        """`tools` are JSON schemas in the OpenAI shape. Raises `TokenizerError` if markers are missing."""
+        self.tokenizer = tokenizer
+        self.family: Family = family
+        self.tools = cast("list[ToolSpec]", tools)
+        config = {
+            # thinking stays in the stream for good: dropping it would change tokens already sampled
+            "glm-4.5": GLM45RendererConfig(thinking_retention="all"),
+            "qwen3": Qwen3RendererConfig(thinking_retention="all"),
+            "llama-3": Llama3RendererConfig(),
+        }[family]
+        try:
+            self._renderer = create_renderer(tokenizer, config)
+        except AssertionError as error:
+            raise TokenizerError(
+                f"{tokenizer.name_or_path} does not fit the {family} format: {error}; "
+                "choose the model's own family with --family"
+            ) from None
+        self.stop_token_ids: list[int] = self._renderer.get_stop_token_ids()
+        self._schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+
+    def start(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The first prompt: all messages, and the marker after which the policy speaks [tokens]."""
+        return self._renderer.render_ids(
+            [self._mark(message) for message in messages], tools=self.tools, add_generation_prompt=True
+        )
+
+    def extend(
+        self, prompt_ids: list[int], completion_ids: list[int], messages: list[dict[str, Any]]
+    ) -> list[int] | None:
+        """The next prompt: exactly `prompt_ids + completion_ids`, then the new messages [tokens].
+
+        None when the template cannot go on from what was sampled (a stop token inside an open
+        reasoning block): the conversation has to branch.
+        """
+        marked = [self._mark(message) for message in messages]
+        bridged: RenderedTokens | None = self._renderer.bridge_to_next_turn(
+            prompt_ids, completion_ids, marked, tools=self.tools
+        )
+        so_far = prompt_ids + completion_ids
+        if bridged is None or bridged.token_ids[: len(so_far)] != so_far:
+            return None
+        return bridged.token_ids
+
+    def parse(self, prompt_ids: list[int], completion_ids: list[int], *, truncated: bool) -> Turn:
+        """Read a completion. Never raises: what cannot be read is a call with a `problem`."""
+        parsed = self._renderer.parse_response(completion_ids, tools=self.tools, prompt_ids=prompt_ids)
+        body = completion_ids
+        while body and body[-1] in self.stop_token_ids:
+            body = body[:-1]
+        calls = [self._call(call, body, truncated) for call in parsed.tool_calls]
+        return Turn(content=parsed.content or "", reasoning=parsed.reasoning_content or "", calls=calls)
+
+    def speak(self, message: dict[str, Any]) -> list[int]:
+        """The tokens with which a policy would have said `message` (for scripted policies) [tokens].
+
+        The stop token is included: `<|observation|>` or `<|user|>` in GLM's format, the end-of-turn
+        marker elsewhere.
+        """
+        user: dict[str, Any] = {"role": "user", "content": "x"}
+        follower = {"role": "tool" if message.get("tool_calls") else "user", "content": "x"}
+        prompt = self._renderer.render_ids(
+            [self._mark(user)], tools=self.tools, add_generation_prompt=True
+        )
+        whole = self._renderer.render_ids(
+            [self._mark(user), self._mark(message), self._mark(follower)], tools=self.tools
+        )
+        spoken = whole[len(prompt) :]
+        for index, token in enumerate(spoken):
+            if token in self.stop_token_ids:
+                return spoken[: index + 1]
+        return spoken
+
+    def count(self, text: str) -> int:
+        """Tokens that `text` takes as the content of a message."""
+        return len(self.tokenizer.encode(self.tokenizer.outside(text)))
+
+    def _mark(self, message: dict[str, Any]) -> Message:
+        marked = dict(message)
+        for key in ("content", "reasoning_content"):
+            if isinstance(marked.get(key), str) and marked[key]:
+                marked[key] = self.tokenizer.outside(marked[key])
+        if message.get("tool_calls"):
+            marked["tool_calls"] = [
+                {"function": {"name": call["name"], "arguments": self._mark_values(call["arguments"])}}
+                for call in message["tool_calls"]
+            ]
+        return cast("Message", marked)
+
+    def _mark_values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: self.tokenizer.outside(value) if isinstance(value, str) else value
+            for key, value in arguments.items()
+        }
+
+    def _call(self, parsed: ParsedToolCall, body: list[int], truncated: bool) -> Call:
+        name, status = parsed.name or "", parsed.status
+        if status is ToolCallParseStatus.UNCLOSED_BLOCK:
+            return Call(name=name, problem="truncated" if truncated else "malformed", raw=parsed.raw)
+        if status is ToolCallParseStatus.UNKNOWN_TOOL or (name and name not in self._schemas):
+            return Call(name=name, problem="unknown_tool", raw=parsed.raw)
+        arguments = parsed.arguments
+        if self.family == "glm-4.5" and parsed.token_span is not None:
+            start, end = parsed.token_span
+            arguments = self._exact_values(name, body[start:end])
+        elif status is not ToolCallParseStatus.OK:
+            arguments = None
+        if not name or not isinstance(arguments, dict):
+            return Call(name=name, problem="malformed", raw=parsed.raw)
+        return Call(name=name, arguments=arguments, raw=parsed.raw)
+
+    def _exact_values(self, name: str, block: list[int]) -> dict[str, Any] | None:
+        """GLM argument values as sampled, white space and all; None when the block is not well formed.
+
+        `parse_response` strips values, which loses the indentation of every edit. The four markers
+        are single tokens, so the values between them are cut out as tokens and decoded.
+        """
+        markers = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+        key_open, key_close, value_open, value_close = map(self.tokenizer.convert_tokens_to_ids, markers)
+        properties: dict[str, Any] = self._schemas.get(name, {}).get("properties", {})
+        arguments: dict[str, Any] = {}
+        at = 0
+        try:
+            while key_open in block[at:]:
+                key_start = block.index(key_open, at) + 1
+                key_end = block.index(key_close, key_start)
+                value_start = block.index(value_open, key_end) + 1
+                at = block.index(value_close, value_start)
+                key = self.tokenizer.decode(block[key_start:key_end]).strip()
+                text = self.tokenizer.decode(block[value_start:at])
+                is_text = properties.get(key, {}).get("type", "string") == "string"
+                arguments[key] = text if is_text else json.loads(text)
+        except ValueError:  # a marker is missing, or a value that is not a string is not JSON
+            return None
+        return arguments
+
+
+def load_chat(model: Path, tools: list[dict[str, Any]], family: Family | None = None) -> Chat:
+    """The chat format of a model directory, by its config.json unless `family` is given.
+
+    Raises :class:`TokenizerError`.
+    """
+    if family is None:
+        try:
+            model_type = json.loads((model / "config.json").read_text())["model_type"]
+        except (OSError, ValueError, KeyError) as error:
+            raise TokenizerError(
+                f"cannot tell the model family of {model}: {error}; give a model directory or --family"
+            ) from None
+        if model_type not in FAMILIES:
+            raise TokenizerError(
+                f"model type {model_type!r} has no chat format here; choose --family {', '.join(sorted(set(FAMILIES.values())))}"
+            )
+        family = FAMILIES[model_type]
+    return Chat(TextTokenizer(model), family, tools)

@@ -1,0 +1,366 @@
+"""Sandboxes in Docker containers.
+
+The SDK creates, starts and removes containers, in worker threads. A tool call never goes through it: the
+container's PID 1 is our supervisor, and calls travel over the one stream that was attached before it
+started (:mod:`sandboxes.wire`). The end of that stream is the end of the container, both ways: when this
+process dies, the supervisor sees its stdin close and takes every process in the sandbox with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import docker
+import requests
+import trio
+from docker.errors import APIError, DockerException
+
+from sandboxes.protocol import (
+    EngineUnavailable,
+    ExecResult,
+    ImageUnavailable,
+    Limits,
+    SandboxError,
+    SandboxLost,
+)
+from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label, remove_orphans, remove_run
+from sandboxes.supervisor import supervisor_binary
+from sandboxes.wire import Session
+
+T = TypeVar("T")
+
+SUPERVISOR = "/.swe-env/init"
+"""Where the supervisor appears in the container."""
+SDK_SECONDS = 60
+"""Longest silence of the engine in one request [s]."""
+TEARDOWN_SECONDS = 10.0
+"""Longest that leaving a sandbox waits for its removal [s]; what is left then falls to the reaper."""
+THREADS = 16
+"""Containers created or removed at once. Starting is the engine's bottleneck; more only queue inside it."""
+
+
+class DockerSandbox:
+    """A container with a supervisor in it. Implements :class:`sandboxes.protocol.Sandbox`."""
+
+    def __init__(self, session: Session, *, id: str, image_id: str, workdir: str) -> None:
+        self._session = session
+        self._id, self._image_id, self._workdir = id, image_id, workdir
+
+    @property
+    def id(self) -> str:
+        """Name of the container."""
+        return self._id
+
+    @property
+    def image_id(self) -> str:
+        """Content digest of the image that it was made from."""
+        return self._image_id
+
+    @property
+    def workdir(self) -> str:
+        """Directory that a session starts in."""
+        return self._workdir
+
+    async def run(
+        self,
+        command: str | bytes,
+        *,
+        timeout: float = 60.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        output_limit: int = 64 << 10,
+        session: bool = True,
+    ) -> ExecResult:
+        return await self._session.run(
+            command,
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            output_limit=output_limit,
+            session=session,
+        )
+
+    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
+        return await self._session.read(path, limit=limit)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._session.write(path, data, mode=mode)
+
+    async def kill_all(self) -> None:
+        await self._session.kill_all()
+
+
+class DockerEngine:
+    """A connection to a Docker engine. Obtained from :meth:`connect`."""
+
+    def __init__(self, api: Any, address: str, run_id: str, supervisor: Path) -> None:
+        self._api = api
+        self._address = address
+        self._run_id = run_id
+        self._supervisor = supervisor
+        self._limiter = trio.CapacityLimiter(THREADS)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, *, run_id: str) -> AsyncGenerator[DockerEngine]:
+        """An engine for the sandboxes of one run; removes dead runs' containers first, this run's at the end.
+
+        Honours `DOCKER_HOST` (a unix or plain tcp address of this machine's engine, because the supervisor
+        is mounted from here). Raises :class:`EngineUnavailable`; `SandboxError` without a C compiler.
+        """
+        address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+        def open_client() -> Any:
+            client: Any = docker.APIClient(base_url=address, timeout=SDK_SECONDS, max_pool_size=2 * THREADS)
+            client.ping()
+            return client
+
+        try:
+            api = await trio.to_thread.run_sync(open_client)
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise _unreachable(address) from error
+        supervisor = await trio.to_thread.run_sync(supervisor_binary)
+        await remove_orphans(api)
+        try:
+            yield cls(api, address, run_id, supervisor)
+        finally:
+            with trio.move_on_after(TEARDOWN_SECONDS, shield=True):
+                await remove_run(api, run_id)
+            api.close()
+
+    @asynccontextmanager
+    async def sandbox(
+        self,
+        image: str,
+        *,
+        workdir: str,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+    ) -> AsyncGenerator[DockerSandbox]:
+        """A started container of `image`, removed on exit (also when cancelled, at any point).
+
+        `workdir` is created if the image lacks it; `env` is added to the image's. `network` is for
+        building images, never for an agent. Raises :class:`ImageUnavailable`, :class:`EngineUnavailable`,
+        or :class:`SandboxLost` when the engine could not start it.
+        """
+        name = f"swe-env-{secrets.token_hex(6)}"  # ours, so that it can be removed whatever create() said
+        stream: AttachStream | None = None
+        try:
+            config = self._config(image, workdir, limits, dict(env or {}), network)
+            image_id = await self.image_id(image)
+            stream = AttachStream(await self._thread(lambda: self._start(name, config), image))
+            born = time.time()
+            attached = stream
+
+            async def why() -> str:
+                return await self._why_gone(name, born, attached)
+
+            session = Session(stream, name=name, why=why)
+            yield DockerSandbox(session, id=name, image_id=image_id, workdir=workdir)
+        finally:
+            with trio.move_on_after(TEARDOWN_SECONDS, shield=True):
+                if stream is not None:
+                    await stream.aclose()
+                await trio.to_thread.run_sync(
+                    self._remove, name, abandon_on_cancel=True, limiter=self._limiter
+                )
+
+    async def commit(self, sandbox: DockerSandbox, *, tag: str, labels: Mapping[str, str]) -> str:
+        """Make the sandbox's files an image `tag` and return its id. Processes are paused meanwhile."""
+        # A container's labels pass to its image; with the owner's a stranger's container would be reaped.
+        marks = {**labels, RUN_LABEL: "", OWNER_LABEL: ""}
+        changes = [f"LABEL {json.dumps(key)}={json.dumps(value)}" for key, value in marks.items()]
+        changes += ["ENTRYPOINT []", 'CMD ["sh"]', f"WORKDIR {sandbox.workdir}"]
+        repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+        made = await self._thread(
+            lambda: self._api.commit(sandbox.id, repository=repository, tag=version, changes=changes), tag
+        )
+        return str(made["Id"])
+
+    async def image_id(self, name: str) -> str:
+        """Content digest of an image that is here. Raises :class:`ImageUnavailable`."""
+        return str((await self._thread(lambda: self._api.inspect_image(name), name))["Id"])
+
+    async def image_labels(self, name: str) -> dict[str, str]:
+        """Labels of an image that is here. Raises :class:`ImageUnavailable`."""
+        image = await self._thread(lambda: self._api.inspect_image(name), name)
+        return dict(image["Config"].get("Labels") or {})
+
+    def _config(
+        self, image: str, workdir: str, limits: Limits, env: dict[str, str], network: bool
+    ) -> dict[str, Any]:
+        host = self._api.create_host_config(
+            binds={str(self._supervisor): {"bind": SUPERVISOR, "mode": "ro"}},
+            network_mode="bridge" if network else "none",
+            # The three that the supervisor needs to be out of the commands' reach; they get none.
+            cap_drop=["ALL"],
+            cap_add=["SETUID", "SETGID", "KILL"],
+            security_opt=["no-new-privileges"],
+            mem_limit=limits.memory,
+            memswap_limit=limits.memory,
+            nano_cpus=int(limits.cpus * 1e9),
+            pids_limit=limits.pids,
+            log_config={"Type": "none"},
+            auto_remove=True,
+        )
+        config = self._api.create_container_config(
+            image,
+            [],
+            entrypoint=[SUPERVISOR],
+            user="0:0",
+            working_dir=workdir,
+            environment=env,
+            stdin_open=True,
+            tty=False,
+            healthcheck={"test": ["NONE"]},
+            labels={RUN_LABEL: self._run_id, OWNER_LABEL: owner_label()},
+            host_config=host,
+        )
+        return {**config, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+
+    def _start(self, name: str, config: dict[str, Any]) -> socket.socket:
+        """In a thread: create, attach, start. Returns the attached connection."""
+        self._api.create_container_from_config(config, name)
+        raw = self._api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+        try:
+            if isinstance(getattr(raw, "_sock", raw), ssl.SSLSocket):
+                raise EngineUnavailable(
+                    f"{self._address} speaks TLS, which sandboxes cannot: use the unix socket"
+                )
+            connection = socket.socket(fileno=os.dup(raw.fileno()))
+        finally:
+            raw.close()
+        try:
+            self._api.start(name)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _remove(self, name: str) -> None:
+        """In a thread: make sure that the container is gone. Never raises."""
+        deadline = time.monotonic() + TEARDOWN_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self._api.remove_container(name, force=True, v=True)
+            except APIError as error:
+                if error.status_code == 404:
+                    return
+                time.sleep(0.01)  # 409: it exited and the engine is removing it; look again
+            except (DockerException, requests.RequestException, OSError):
+                return
+            else:
+                return
+
+    async def _thread(self, work: Callable[[], T], image: str) -> T:
+        """Run SDK calls in a worker thread and raise this package's errors for the SDK's."""
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        except APIError as error:
+            raise _explain(error, image) from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise _unreachable(self._address) from error
+
+    async def _why_gone(self, name: str, born: float, stream: AttachStream) -> str:
+        """What the engine recorded about the end of a container; "" when it does not say."""
+        if stream.complaint:
+            return f"its supervisor said: {stream.complaint}"
+
+        def history() -> list[dict[str, Any]]:
+            filters = {"container": name, "event": ["oom", "kill", "die"]}
+            until = time.time() + 0.2  # the engine's events trail the end of the stream a little
+            events = self._api.events(
+                since=f"{born - 1:.3f}", until=f"{until:.3f}", filters=filters, decode=True
+            )
+            return list(cast("list[dict[str, Any]]", events))
+
+        try:
+            events = await trio.to_thread.run_sync(history, abandon_on_cancel=True)
+        except (DockerException, requests.RequestException, OSError):
+            return "the Docker engine is gone: start it again and retry"
+        died = next((event for event in events if event["Action"] == "die"), None)
+        for event in reversed(events):
+            if event["Action"] == "kill":
+                signal = event["Actor"]["Attributes"].get("signal")
+                return f"its container was killed from outside (signal {signal})"
+            # Out of memory usually ends a command, which is that command's business.
+            if event["Action"] == "oom" and died and died["timeNano"] - event["timeNano"] < 1e9:
+                return "it ran out of memory: raise Limits.memory"
+        if died:
+            return f"its container exited with status {died['Actor']['Attributes'].get('exitCode')}"
+        return ""
+
+
+class AttachStream:
+    """The bytes of an attached container: Docker's 8-byte frame headers come off, stderr is put aside."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._raw = bytearray()
+        self._left = 0  # bytes of the current frame still to come
+        self._to_stdout = True
+        self._stderr = bytearray()
+
+    @property
+    def complaint(self) -> str:
+        """First line that came on stderr: only a supervisor that cannot start writes there."""
+        return self._stderr.decode("utf-8", "replace").strip().split("\n")[0]
+
+    async def send_all(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None, /) -> bytes:
+        while True:
+            if not self._left and len(self._raw) >= 8:
+                self._to_stdout = self._raw[0] == 1
+                self._left = int.from_bytes(self._raw[4:8], "big")
+                del self._raw[:8]
+            elif self._left and self._raw:
+                size = min(self._left, len(self._raw), max_bytes or self._left)
+                data = bytes(self._raw[:size])
+                del self._raw[:size]
+                self._left -= size
+                if self._to_stdout:
+                    return data
+                self._stderr += data[: 1024 - len(self._stderr)]
+            else:
+                more = await self._stream.receive_some(256 << 10)
+                if not more:
+                    return b""
+                self._raw += more
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _explain(error: APIError, image: str) -> SandboxError:
+    """The engine's refusal as one of ours, in one line."""
+    words = " ".join(str(error.explanation or error).split())[:400]
+    if "no space left on device" in words.lower():
+        return SandboxLost("the disk of the Docker engine is full: free some, e.g. `docker system prune`")
+    if error.status_code == 404 and "image" in words.lower():
+        return ImageUnavailable(f"no image {image} here: `docker pull {image}`, or build or load it")
+    if error.status_code == 404:
+        return SandboxLost(f"the container is gone: {words}")
+    if "OCI runtime" in words or "exec format" in words or "executable file" in words:
+        return ImageUnavailable(f"image {image} cannot run here: {words}")
+    return SandboxLost(f"the Docker engine refused: {words}")
+
+
+def _unreachable(address: str) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"no Docker engine answers at {address}: start it with `dockerd` or run `swe-env doctor`"
+    )

@@ -1,0 +1,153 @@
+"""Git hygiene: what the agent may see of a repository's past, and what it changed.
+
+Two rules hold everything up. **History is allowed, not cleaned**: :func:`seal` builds a new `.git`
+from nothing but the objects reachable from the base commit, so refs, reflogs, stashes, packs, dangling
+objects, alternates, hooks, configuration and submodule repositories of the image are gone because they
+were never copied. **The agent owns `.git`, so we do not use it**: the working tree at the start is
+written as one tree object into a store of our own, and :func:`capture` compares the final working tree
+with that tree. Commits, `git init`, a deleted `.git`, hooks, filters and attributes change nothing.
+
+The store lies inside the sandbox and holds nothing but the files that were there at the start.
+Whoever damages it only damages their own patch.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from importlib import resources
+
+from pydantic import BaseModel, ConfigDict
+
+from sandboxes.protocol import Sandbox, SandboxError
+
+STORE = "/.swe-env/base.git"
+"""Our own repository inside the sandbox: the files as they were when it was sealed."""
+
+MAX_PATCH = 32 << 20
+"""Largest patch taken [bytes]. A larger one is build output, not work."""
+
+
+class RepositoryError(SandboxError):
+    """The repository cannot be sealed: the task's image is not what the task says (infrastructure)."""
+
+
+class PatchError(SandboxError):
+    """The working tree cannot be turned into a patch (what the agent left behind is the cause)."""
+
+
+class Baseline(BaseModel):
+    """The sealed start of a repository."""
+
+    model_config = ConfigDict(frozen=True)
+
+    workdir: str
+    tree: str
+    """Object id of the working tree as the task gives it, untracked files included."""
+
+
+class Patch(BaseModel):
+    """What changed between the baseline and now, byte for byte."""
+
+    model_config = ConfigDict(frozen=True)
+
+    data: bytes
+    """Output of `git diff --binary`: bytes, because files are bytes. Empty when nothing changed."""
+    paths: list[str] = []
+    """Files changed, added or deleted (undecodable bytes in names as surrogate escapes)."""
+    ignored: int = 0
+    """Untracked files and directories left out because the repository's .gitignore says so."""
+    unreadable: int = 0
+    """Files left out because they could not be read."""
+
+
+async def seal(sandbox: Sandbox, workdir: str, base_commit: str | None) -> Baseline:
+    """Leave only what `base_commit` can reach in `workdir`'s history, and record the working tree.
+
+    With `base_commit=None` the directory is made a repository whose only commit is its content now.
+    Changes that the image carries on top of the base commit are committed once more, with the base
+    commit's date, so that the agent starts from a clean status. Raises :class:`RepositoryError`.
+    """
+    script = _script("seal.sh")
+    env = {"WORKDIR": workdir, "BASE": base_commit or "", "STORE": STORE}
+    result = await sandbox.run(script, env=env, cwd="/", timeout=900, session=False)
+    last = result.text.strip().rsplit("\n", 1)[-1]
+    if result.exit_code != 0 or not last.startswith("tree "):
+        raise RepositoryError(
+            f"cannot seal {workdir} at {base_commit or 'its content'}: {last or 'no output'}; "
+            "check the task's image, workdir and base_commit"
+        )
+    return Baseline(workdir=workdir, tree=last.removeprefix("tree "))
+
+
+async def capture(sandbox: Sandbox, baseline: Baseline, *, timeout: float = 120.0) -> Patch:
+    """The difference between the baseline and the working tree now, whatever happened to `.git`.
+
+    Ends every process in the sandbox first, so that the tree holds still. Raises :class:`PatchError`
+    when the sandbox is in no state to be read.
+    """
+    await sandbox.kill_all()
+    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
+    result = await sandbox.run(_script("capture.sh"), env=env, cwd="/", timeout=timeout, session=False)
+    words = result.text.strip().rsplit("\n", 1)[-1].split()
+    if result.exit_code != 0 or len(words) != 3 or words[0] != "captured":
+        why = "timed out" if result.timed_out else result.text.strip().rsplit("\n", 1)[-1]
+        raise PatchError(f"the working tree cannot be read: {why or 'no output'}")
+    try:
+        data = await sandbox.read(f"{STORE}/patch", limit=MAX_PATCH)
+        names = await sandbox.read(f"{STORE}/names", limit=MAX_PATCH)
+    except (SandboxError, OSError) as error:
+        if type(error) is SandboxError or isinstance(error, OSError):
+            raise PatchError(f"the patch cannot be taken out: {error}") from error
+        raise
+    return Patch(data=data, paths=_paths(names), ignored=int(words[1]), unreadable=int(words[2]))
+
+
+async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes) -> Patch | str:
+    """Apply a patch to the working tree; returns it with its paths, or git's reason why it does not apply.
+
+    Names come from the patch *and* from the tree afterwards, so that a rename shows both ends and an
+    ignored file does not hide. A missing final newline is added: some tools strip it.
+    """
+    if not data.endswith(b"\n"):
+        data += b"\n"
+    await sandbox.write(f"{STORE}/incoming", data)
+    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
+    result = await sandbox.run(_script("apply.sh"), env=env, cwd="/", timeout=300, session=False)
+    if result.exit_code != 0:
+        return result.text.strip() or f"git apply exited with {result.exit_code}"
+    names = await sandbox.read(f"{STORE}/names", limit=MAX_PATCH)
+    return Patch(data=data, paths=sorted(set(_paths(names))))
+
+
+async def restore(sandbox: Sandbox, baseline: Baseline, paths: list[str]) -> None:
+    """Put files back as the baseline has them; those it does not have are removed."""
+    if not paths:
+        return
+    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
+    listing = b"\0".join(path.encode("utf-8", "surrogateescape") for path in paths) + b"\0"
+    result = await sandbox.run(
+        _script("restore.sh"), env=env, cwd="/", stdin=listing, timeout=120, session=False
+    )
+    if result.exit_code != 0:
+        raise RepositoryError(f"cannot restore {len(paths)} protected files: {result.text.strip()[-300:]}")
+
+
+async def lay_out(sandbox: Sandbox, workdir: str, files: dict[str, str]) -> None:
+    """Write text files below `workdir`. Raises `ValueError` for a path that leads out of it."""
+    for path, text in files.items():
+        target = posixpath.normpath(posixpath.join(workdir, path))
+        if not target.startswith(workdir.rstrip("/") + "/"):
+            raise ValueError(f"{path!r} leads out of {workdir}: use a relative path without '..'")
+        await sandbox.write(target, text.encode())
+
+
+def _script(name: str) -> str:
+    """A script with the settings that keep the agent's and the image's git configuration out."""
+    scripts = resources.files("sandboxes") / "scripts"
+    return (scripts / "git_env.sh").read_text() + (scripts / name).read_text()
+
+
+def _paths(names: bytes) -> list[str]:
+    return [name.decode("utf-8", "surrogateescape") for name in names.split(b"\0") if name]
+
+
