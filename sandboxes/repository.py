@@ -23,6 +23,9 @@ from sandboxes.protocol import Sandbox, SandboxError
 STORE = "/.swe-env/base.git"
 """Our own repository inside the sandbox: the files as they were when it was sealed."""
 
+RECIPE = 1
+"""Changes when sealing changes, so that images sealed the old way are not used again."""
+
 MAX_PATCH = 32 << 20
 """Largest patch taken [bytes]. A larger one is build output, not work."""
 
@@ -132,6 +135,16 @@ async def restore(sandbox: Sandbox, baseline: Baseline, paths: list[str]) -> Non
         raise RepositoryError(f"cannot restore {len(paths)} protected files: {result.text.strip()[-300:]}")
 
 
+async def at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bytes | None:
+    """A file's content in the baseline; None if it has none."""
+    env = {"WORKDIR": baseline.workdir, "OBJECT": f"{baseline.tree}:{path}", "STORE": STORE}
+    script = _script() + 'ours cat-file blob "$OBJECT" 2>/dev/null'
+    result = await sandbox.run(
+        script, env=env, cwd="/", timeout=60, session=False, output_limit=MAX_PATCH
+    )
+    return result.output if result.exit_code == 0 else None
+
+
 async def lay_out(sandbox: Sandbox, workdir: str, files: dict[str, str]) -> None:
     """Write text files below `workdir`. Raises `ValueError` for a path that leads out of it."""
     for path, text in files.items():
@@ -141,10 +154,10 @@ async def lay_out(sandbox: Sandbox, workdir: str, files: dict[str, str]) -> None
         await sandbox.write(target, text.encode())
 
 
-def _script(name: str) -> str:
+def _script(name: str = "") -> str:
     """A script with the settings that keep the agent's and the image's git configuration out."""
     scripts = resources.files("sandboxes") / "scripts"
-    return (scripts / "git_env.sh").read_text() + (scripts / name).read_text()
+    return "".join((scripts / part).read_text() for part in ("git_env.sh", name) if part)
 
 
 def _paths(names: bytes) -> list[str]:

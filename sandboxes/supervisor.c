@@ -18,7 +18,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,9 +63,9 @@ _Static_assert(sizeof(struct request) == 40 && sizeof(struct result) == 32, "wir
 /* ---- state ------------------------------------------------------------------------------------------- */
 
 enum { OWN_ID = 65533, BUFFER = 1 << 16, MAX_ORPHANS = 32, MAX_ENVIRONMENT = 1 << 20 };
-/* Descriptors that the shell finds its script in, and leaves its environment and directory in. High, so
- * that scripts which number their own do not meet them. */
-enum { FD_SCRIPT = 60, FD_PRELUDE = 61, FD_ENVIRONMENT = 62, FD_DIRECTORY = 63 };
+/* Descriptors of a shell. High, so that scripts which number their own do not meet them; GO is closed before
+ * the script runs, and has one digit because sh cannot name others. */
+enum { FD_GO = 9, FD_VARIABLES = 58, FD_SCRIPT = 60, FD_SETUP = 61, FD_ENVIRONMENT = 62, FD_DIRECTORY = 63 };
 
 struct job { /* the one child that the current request is about */
     pid_t pid;
@@ -74,8 +73,13 @@ struct job { /* the one child that the current request is about */
     int wait_status;
     int out, in;        /* our ends of its pipes; -1 when closed */
     uint64_t body_left; /* bytes of the request's body still in the client's stream */
-    char chunk[BUFFER]; /* part of the body on its way to the child */
-    size_t chunk_at, chunk_end;
+    size_t chunk_at, chunk_end; /* what of `chunk` the child has not read yet */
+};
+
+struct shell { /* started, and waiting for a byte on `go` */
+    struct job job;
+    int go, variables, script;  /* ours to write */
+    int environment, directory; /* its to write at the end of a session command */
 };
 
 struct output { /* first and last bytes of what a command printed */
@@ -93,11 +97,14 @@ static char session_directory[PATH_MAX];
 static int orphans[MAX_ORPHANS];       /* pipes that background processes of earlier commands still hold */
 static int orphan_count;
 static char scratch[BUFFER];
+static char chunk[BUFFER];             /* part of a body on its way to the child */
+static struct shell spare;             /* for the next session command; job.pid is 0 when there is none */
 
 static void become_supervisor(void);
 static void serve(struct request *request);
 static int wait_for_events(struct job *job, int timeout_ms);
 static void read_client(void *to, size_t size);
+static void close_shell(struct shell *shell);
 
 int main(void) {
     if (getpid() != 1) { /* kill(-1) anywhere else would end the machine's processes */
@@ -180,8 +187,10 @@ static uint64_t now_ns(void) {
 static bool reap(struct job *job) {
     int status;
     pid_t pid;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         if (job && pid == job->pid) job->exited = true, job->wait_status = status;
+        else if (pid == spare.job.pid) close_shell(&spare);
+    }
     return pid == 0;
 }
 
@@ -263,17 +272,14 @@ static void become_command(int out, int in) {
     drop_capabilities(0);
 }
 
-/* fork() with pipes. Returns 0 in the child, 1 in the parent, -1 (errno) when no process can be had. */
-static int start(struct job *job, const struct request *request) {
+/* fork() with pipes. Returns 0 in the child, 1 in the parent, -1 (errno) when no process can be had. With
+ * `insist`, what uses up the process limit is ended: it goes, the sandbox goes on. */
+static int start(struct job *job, bool piped, bool insist) {
     int out[2], in[2] = {-1, -1};
-    bool piped = request->op == OP_WRITE || request->body_len;
-    memset(job, 0, offsetof(struct job, chunk));
-    job->out = job->in = -1, job->chunk_at = job->chunk_end = 0;
-    job->body_left = request->body_len;
+    *job = (struct job){.out = -1, .in = -1};
     if (pipe2(out, O_CLOEXEC)) return -1;
     if (piped && pipe2(in, O_CLOEXEC)) return close(out[0]), close(out[1]), -1;
-    for (int attempt = 0; (job->pid = fork()) < 0 && attempt < 3; attempt++)
-        sweep(NULL); /* something used up the process limit: it ends, the sandbox goes on */
+    for (int attempt = 0; (job->pid = fork()) < 0 && insist && attempt < 3; attempt++) sweep(NULL);
     if (job->pid == 0) { /* without our ends: it would wait for its own end of file */
         close(out[0]), close(in[1]);
         become_command(out[1], in[0]);
@@ -299,12 +305,12 @@ static void drain_orphan(int index) {
 
 /* Sleep until something happens and do the housekeeping. Bits: 1 client sent, 2 output is there, 4 child reads. */
 static int wait_for_events(struct job *job, int timeout_ms) {
-    bool chunk = job && job->chunk_at < job->chunk_end;
+    bool unread = job && job->chunk_at < job->chunk_end;
     struct pollfd watch[4 + MAX_ORPHANS] = {
-        {client_in, !job || (job->body_left && !chunk) ? POLLIN : 0, 0},
+        {client_in, !job || (job->body_left && !unread) ? POLLIN : 0, 0},
         {signals, POLLIN, 0},
         {job ? job->out : -1, POLLIN, 0},
-        {job && (chunk || job->in >= 0) ? job->in : -1, chunk ? POLLOUT : 0, 0},
+        {job ? job->in : -1, unread ? POLLOUT : 0, 0},
     };
     int count = orphan_count;
     for (int i = 0; i < count; i++) watch[4 + i] = (struct pollfd){orphans[i], POLLIN, 0};
@@ -322,13 +328,13 @@ static int wait_for_events(struct job *job, int timeout_ms) {
 /* Next part of the request's body, from the client to the child (or to nowhere when it has stopped reading). */
 static void move_body(struct job *job, int events) {
     if (events & 1 && job->body_left && job->chunk_at == job->chunk_end) {
-        size_t want = job->body_left < sizeof job->chunk ? job->body_left : sizeof job->chunk;
-        ssize_t got = read(client_in, job->chunk, want);
+        size_t want = job->body_left < sizeof chunk ? job->body_left : sizeof chunk;
+        ssize_t got = read(client_in, chunk, want);
         if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) client_gone();
         if (got > 0) job->chunk_at = 0, job->chunk_end = got, job->body_left -= got;
     }
     if (job->chunk_at < job->chunk_end && job->in >= 0) {
-        ssize_t put = write(job->in, job->chunk + job->chunk_at, job->chunk_end - job->chunk_at);
+        ssize_t put = write(job->in, chunk + job->chunk_at, job->chunk_end - job->chunk_at);
         if (put > 0) job->chunk_at += put;
         else if (errno != EAGAIN && errno != EINTR) close(job->in), job->in = -1;
     } else if (events & 4 && job->in >= 0) { /* watched only for its hang-up: nobody reads any more */
@@ -414,19 +420,6 @@ static void put_output(const struct output *output, struct result *result) {
     }
 }
 
-/* What the shell runs. The script is read from a memfd: no limit on its size, and `pkill -f` does not find
- * it in this process's arguments. eval, so that messages say "bash: line N" and N is the script's own.
- * A script may replace the EXIT trap: hence the second call. The directory is written last and emptied
- * first: it says that the environment is whole. */
-#define PRELUDE "/proc/self/fd/61"
-#define SAVE                                                                               \
-    "__swe_env_save() { command : >|/proc/self/fd/63; command export -p >|/proc/self/fd/62 && " \
-    "command pwd >|/proc/self/fd/63; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT\n"
-#define READ_SCRIPT "IFS= read -r -d '' REPLY </proc/self/fd/60; exec 60<&- 61<&-\n"
-#define BASH ". " PRELUDE " 2>/dev/null; eval \"$REPLY\""
-#define SH ". " PRELUDE " 2>/dev/null; . /proc/self/fd/60"
-#define SAVE_AGAIN "\n{ __swe_env_save $?; } 2>/dev/null"
-
 static void write_all(int fd, const char *from, size_t size) {
     while (size) {
         ssize_t put = write(fd, from, size);
@@ -435,24 +428,40 @@ static void write_all(int fd, const char *from, size_t size) {
     }
 }
 
+/* How a shell comes to its script. It starts before the script is known (see prepare_spare), so it sources
+ * SETUP: the session's variables, then a pause until we say go, then the client's variables. The script is
+ * in a memfd: no limit on its size, and `pkill -f` does not find it in this process's arguments. bash evals
+ * it, so that messages say "bash: line N" and N is the script's own.
+ * At the end it saves its state, even if the script replaced the EXIT trap: hence the second call. The
+ * directory is emptied first and written last: it says that the environment is whole. */
+#define SAVE                                                                                            \
+    "\n__swe_env_save() { command : >|/proc/self/fd/63; command export -p >|/proc/self/fd/62 && "       \
+    "command pwd >|/proc/self/fd/63; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
+#define GO "\nread -r REPLY <&9 || exit; exec 9<&-\n. /proc/self/fd/58\n"
+#define TAKE "IFS= read -r -d '' REPLY </proc/self/fd/60; exec 58<&- 60<&- 61<&-\n"
+#define BASH ". /proc/self/fd/61 2>/dev/null; eval \"$REPLY\""
+#define SH ". /proc/self/fd/61 2>/dev/null; . /proc/self/fd/60"
+#define SAVE_AGAIN "\n{ __swe_env_save $?; } 2>/dev/null"
+
 static void exec_shell(bool session) {
     static const char *const bash[] = {"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"};
     static const char *const sh[] = {"/bin/sh", "/usr/bin/sh", "/bin/busybox"};
-    if (session) write_all(FD_PRELUDE, SAVE, strlen(SAVE));
-    char *with_sh = session ? SH SAVE_AGAIN : SH;
-    char *with_bash = session ? BASH SAVE_AGAIN : BASH;
-    off_t end = lseek(FD_PRELUDE, 0, SEEK_CUR);
-    write_all(FD_PRELUDE, READ_SCRIPT, strlen(READ_SCRIPT));
+    char *with_bash = session ? BASH SAVE_AGAIN : BASH, *with_sh = session ? SH SAVE_AGAIN : SH;
+    const char *setup = session ? SAVE GO : GO;
+    if (dup2(memfd_create("setup", 0), FD_SETUP) < 0) _exit(126);
+    if (session && session_environment) write_all(FD_SETUP, session_environment, session_environment_len);
+    write_all(FD_SETUP, setup, strlen(setup));
+    off_t end = lseek(FD_SETUP, 0, SEEK_CUR);
+    write_all(FD_SETUP, TAKE, strlen(TAKE));
     for (int i = 0; i < 3; i++) execv(bash[i], (char *[]){"bash", "-c", with_bash, NULL});
-    if (ftruncate(FD_PRELUDE, end)) _exit(126);
+    if (ftruncate(FD_SETUP, end)) _exit(126);
     for (int i = 0; i < 3; i++) execv(sh[i], (char *[]){"sh", "-c", with_sh, NULL});
     dprintf(2, "no shell in this image: %s\n", strerror(errno));
     _exit(127);
 }
 
 /* In the child: directory and environment, then the shell. */
-static void run_command(const struct request *request, const char *directory) {
-    bool session = request->flags & REQUEST_SESSION;
+static void become_shell(bool session, const char *directory) {
     const char *at = session && *session_directory ? session_directory : workdir;
     if (chdir(at) && chdir(at = workdir) && chdir(at = "/")) _exit(126); /* it may have been deleted */
     if (*directory && chdir(directory)) {
@@ -469,6 +478,58 @@ static void run_command(const struct request *request, const char *directory) {
     if (!*directory || *directory == '/') setenv("PWD", *directory ? directory : at, 1);
     else unsetenv("PWD");
     exec_shell(session);
+}
+
+/* A descriptor beyond those that a shell is given, so that giving one never overwrites another. */
+static int beyond(int fd) {
+    int moved = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 200);
+    if (moved < 0) _exit(125);
+    close(fd);
+    return moved;
+}
+
+/* As start(). */
+static int start_shell(struct shell *shell, bool session, const char *directory, bool piped, bool insist) {
+    int go[2];
+    if (pipe2(go, O_CLOEXEC)) _exit(125);
+    int wait = beyond(go[0]);
+    shell->go = beyond(go[1]);
+    shell->script = beyond(memfd_create("script", MFD_CLOEXEC));
+    shell->variables = beyond(memfd_create("variables", MFD_CLOEXEC));
+    shell->environment = session ? beyond(memfd_create("environment", MFD_CLOEXEC)) : -1;
+    shell->directory = session ? beyond(memfd_create("directory", MFD_CLOEXEC)) : -1;
+    int started = start(&shell->job, piped, insist), reason = errno;
+    if (started == 0) {
+        dup2(wait, FD_GO), dup2(shell->script, FD_SCRIPT), dup2(shell->variables, FD_VARIABLES);
+        if (session) dup2(shell->environment, FD_ENVIRONMENT), dup2(shell->directory, FD_DIRECTORY);
+        become_shell(session, directory);
+    }
+    close(wait);
+    errno = reason;
+    return started;
+}
+
+/* Everything but its output, which finish() deals with. */
+static void close_shell_files(struct shell *shell) {
+    close(shell->go), close(shell->script), close(shell->variables);
+    close(shell->environment), close(shell->directory);
+}
+
+static void close_shell(struct shell *shell) {
+    close_shell_files(shell);
+    close(shell->job.out);
+    shell->job.pid = 0;
+}
+
+/* Starting bash is most of what a short command costs: do it while the model thinks about the next one. */
+static void prepare_spare(void) {
+    if (start_shell(&spare, true, "", false, false) < 0) close_shell(&spare);
+}
+
+static void discard_spare(void) {
+    if (!spare.job.pid) return;
+    kill(spare.job.pid, SIGKILL);
+    close_shell(&spare);
 }
 
 /* Keep what a session command left, if it left all of it. */
@@ -499,42 +560,45 @@ static void client_to_file(int fd, uint64_t size) {
 }
 
 static void serve_run(struct request *request, const char *directory) {
-    static struct job job;
-    bool session = request->flags & REQUEST_SESSION;
-    int script = memfd_create("script", MFD_CLOEXEC), prelude = memfd_create("prelude", MFD_CLOEXEC);
-    int environment = memfd_create("environment", MFD_CLOEXEC), left = memfd_create("directory", MFD_CLOEXEC);
-    if (script < 0 || prelude < 0 || environment < 0 || left < 0) _exit(125);
-    if (session && session_environment) write_all(prelude, session_environment, session_environment_len);
-    client_to_file(prelude, request->prelude_len);
-    client_to_file(script, request->script_len);
-
+    struct shell shell;
     struct output output = {.head_cap = request->limit / 2, .tail_cap = request->limit - request->limit / 2};
     output.head = malloc(output.head_cap + 1), output.tail = malloc(output.tail_cap + 1);
     if (!output.head || !output.tail) _exit(125);
 
+    bool session = request->flags & REQUEST_SESSION;
     struct result result = {0};
-    uint64_t begin = now_ns();
-    int started = start(&job, request);
-    if (started == 0) {
-        dup2(script, FD_SCRIPT), dup2(prelude, FD_PRELUDE);
-        if (session) dup2(environment, FD_ENVIRONMENT), dup2(left, FD_DIRECTORY);
-        run_command(request, directory);
-    }
-    if (started < 0) {
-        result.status = errno, result.flags = RESULT_NO_FORK;
-    } else if (pump(&job, begin + request->timeout_ms * 1000000ull, take_output, &output)) {
-        result.status = WIFEXITED(job.wait_status) ? WEXITSTATUS(job.wait_status) : 128 + WTERMSIG(job.wait_status);
-        if (session) keep_session(environment, left);
+    int started = 1;
+    reap(NULL); /* the spare may have been killed */
+    /* A spare reads nothing from stdin: a pipe there would mislead programs that look (ripgrep). */
+    if (session && spare.job.pid && !*directory && !request->body_len) {
+        shell = spare, spare.job.pid = 0;
     } else {
-        sweep(&job);
+        if (session) discard_spare();
+        started = start_shell(&shell, session, directory, request->body_len, true);
+        result.status = errno;
+    }
+    shell.job.body_left = request->body_len;
+    client_to_file(shell.variables, request->prelude_len);
+    client_to_file(shell.script, request->script_len);
+    uint64_t begin = now_ns();
+    if (write(shell.go, "\n", 1) < 0) {} /* it died: its status says how */
+    if (started < 0) {
+        result.flags = RESULT_NO_FORK;
+    } else if (pump(&shell.job, begin + request->timeout_ms * 1000000ull, take_output, &output)) {
+        int status = shell.job.wait_status;
+        result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (session) keep_session(shell.environment, shell.directory);
+    } else {
+        sweep(&shell.job);
         result.status = 128 + SIGKILL, result.flags = RESULT_TIMED_OUT;
     }
     result.nanoseconds = now_ns() - begin;
-    finish(&job, take_output, &output);
+    finish(&shell.job, take_output, &output);
     put_output(&output, &result);
     put_result(result);
     free(output.head), free(output.tail);
-    close(script), close(prelude), close(environment), close(left);
+    close_shell_files(&shell);
+    if (session && started > 0) prepare_spare();
 }
 
 /* In the child: the file's content to fd 1. Ends with errno. */
@@ -581,11 +645,12 @@ static void take_content(void *to, const char *from, size_t size) {
 }
 
 static void serve_file(struct request *request, char *path) {
-    static struct job job;
+    struct job job;
     struct content content = {request->limit};
     struct result result = {0};
     uint64_t begin = now_ns();
-    int started = start(&job, request);
+    int started = start(&job, request->op == OP_WRITE, true);
+    job.body_left = request->body_len;
     if (started == 0) {
         if (chdir(workdir) && *path != '/') _exit(errno);
         if (request->op == OP_READ) read_file(path, request->limit);

@@ -46,7 +46,6 @@ class ByteStream(Protocol):
 
     async def send_all(self, data: bytes) -> None: ...
     async def receive_some(self, max_bytes: int | None = None, /) -> bytes | bytearray: ...
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -128,11 +127,6 @@ class Session:
 
     async def kill_all(self) -> None:
         await self._call(_KILL_ALL)
-
-    async def aclose(self) -> None:
-        """Hang up: the supervisor exits and with it every process in the sandbox. Does not raise."""
-        self._dead = self._dead or "it was closed"
-        await trio.aclose_forcefully(self._stream)  # type: ignore[arg-type]
 
     async def _call(
         self,

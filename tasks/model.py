@@ -63,6 +63,7 @@ class TaskView(_Frozen):
     image: Annotated[ImageRef | InlineRepo, Field(discriminator="kind")]
     workdir: str
     setup: str
+    activate: str
     limits: Limits
 
 
@@ -81,6 +82,8 @@ class Task(_Frozen):
     workdir: str = "/testbed"
     setup: str = ""
     """Shell script run in each new sandbox before the repository is sealed (environment, not secrets)."""
+    activate: str = ""
+    """Shell command that begins the agent's session (activate the image's environment)."""
     tests: Annotated[PytestTests | SwebenchTests, Field(discriminator="kind")]
     fail_to_pass: list[str] = Field(min_length=1)
     pass_to_pass: list[str] = []

@@ -147,7 +147,7 @@ def _task(where: str, row: dict[str, Any]) -> Task:
     missing = [column for column in (*CLASSIC_COLUMNS, *NEW_COLUMNS) if row.get(column) is None]
     if set(missing) & set(NEW_COLUMNS):
         raise TaskFileError(
-            f"{where}: {name} lacks {', '.join(missing)}: rows of swebench 5 are needed, older ones lack these"
+            f"{where}: {name} lacks {', '.join(missing)}: rows of swebench 5 are needed, old ones lack it"
         )
     if missing:
         raise TaskFileError(f"{where}: {name} lacks {', '.join(missing)}: take the row from a complete dump")
@@ -177,6 +177,7 @@ def _task(where: str, row: dict[str, Any]) -> Task:
             problem_statement=row["problem_statement"],
             image=ImageRef(name=row["image"]),
             workdir="/testbed",
+            activate="source /opt/miniconda3/bin/activate && conda activate testbed",
             tests=SwebenchTests(
                 test_patch=row["test_patch"],
                 eval_script=spec.eval_script,
@@ -207,9 +208,9 @@ def _spec(task: Task) -> Any:
 
 
 def _make_spec(row: dict[str, Any]) -> Any:
-    from swebench.harness.utils import make_test_spec
+    from swebench.harness import utils
 
-    return make_test_spec(row)
+    return cast(Any, utils).make_test_spec(row)
 
 
 def _invalid(task: Task, problem: str) -> SwebenchGrade:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import difflib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -255,7 +256,7 @@ def _helper_asserts(helper: Draft) -> str:
 
 
 def _problem(
-    draw: Draw, name: str, path: str, call: str, right: dict[str, str], wrong: dict[str, str]
+    draw: Draw, name: str, path: str, call: str, right: Mapping[str, str], wrong: Mapping[str, str]
 ) -> str:
     where = f" in `{path}`" if path else ""
     want, got = right[call], wrong[call]
@@ -270,8 +271,13 @@ def _problem(
     )
 
 
-def _run(code: str, calls: Iterable[str]) -> dict[str, str]:
+def _run(code: str, calls: Iterable[str]) -> Mapping[str, str]:
     """Call -> `repr` of its value, or `raises Name`."""
+    return _run_once(code, tuple(calls))
+
+
+@lru_cache(maxsize=64)
+def _run_once(code: str, calls: tuple[str, ...]) -> Mapping[str, str]:
     namespace: dict[str, Any] = {}
     exec(compile(code, "<draft>", "exec"), namespace)
     outcomes: dict[str, str] = {}
@@ -283,7 +289,7 @@ def _run(code: str, calls: Iterable[str]) -> dict[str, str]:
     return outcomes
 
 
-def _asserts(calls: Iterable[str], right: dict[str, str]) -> str:
+def _asserts(calls: Iterable[str], right: Mapping[str, str]) -> str:
     singletons = ("True", "False", "None")
     return "\n".join(
         f"assert {call} {'is' if right[call] in singletons else '=='} {right[call]}" for call in calls

@@ -1,0 +1,166 @@
+"""One episode: a task is played in a sandbox, its patch captured, graded in another sandbox, rewarded.
+
+This is the sentence of the design in code. What the policy does ends the rollout in one of five ways and
+is graded; what infrastructure does ends it in one of three, has no reward, and is tried again by whoever
+asked (:mod:`swe_env.runner`). The patch is captured on every ending at which the sandbox still answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agents.chat import Chat
+from agents.conversation import Conversation, Segment, TurnRecord
+from agents.loop import Budget, End, Tally, run_agent
+from agents.policy import Policy, PolicyError
+from agents.prompts import Prompts
+from agents.tools import ToolLimits
+from sandboxes.protocol import SandboxError
+from sandboxes.repository import Patch, PatchError, capture
+from swe_env.grading import Grade, grade
+from swe_env.workspace import Workspaces
+from tasks.model import Task
+
+
+class Timings(BaseModel):
+    """Where an episode's wall time went [seconds]."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: float = 0.0
+    """Until the sandbox was ready."""
+    model: float = 0.0
+    tools: float = 0.0
+    grade: float = 0.0
+    total: float = 0.0
+
+
+class Episode(BaseModel):
+    """Everything that is known of one attempt at one task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    task_id: str
+    group_id: str
+    """Episodes of one group are compared with each other (same task, same policy)."""
+    policy: str
+    end: End
+    error: str = ""
+    """What infrastructure did, in one line; empty for the policy's own endings."""
+    reward: float | None
+    """None after an infrastructure failure: there is nothing to learn from it."""
+    grade: Grade | None = None
+    segments: list[Segment] = []
+    turns: list[TurnRecord] = []
+    branches: list[str] = []
+    """Why each segment after the first was begun."""
+    messages: list[dict[str, Any]] = []
+    """For people. The segments are what is trained on."""
+    patch_paths: list[str] = []
+    patch_error: str = ""
+    """Why no patch could be taken from the sandbox, though the episode ended by the policy's doing."""
+    ignored_files: int = 0
+    network_attempts: int = 0
+    tokenizer_sha256: str = ""
+    timings: Timings = Timings()
+    patch: bytes = Field(default=b"", exclude=True, repr=False)
+    """Kept beside the episode as bytes, because files are bytes."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all segments, prompts included."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def action_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(sum(segment.is_action) for segment in self.segments)
+
+
+async def run_episode(
+    task: Task,
+    policy: Policy,
+    *,
+    chat: Chat,
+    workspaces: Workspaces,
+    prompts: Prompts,
+    budget: Budget | None = None,
+    tool_limits: ToolLimits | None = None,
+    episode_id: str | None = None,
+    watch: Callable[[str], None] = lambda _: None,
+) -> Episode:
+    """Play `task` with `policy` and grade the result. Raises nothing that infrastructure can cause.
+
+    `watch` is told which stage begins. Cancellation is the caller's: it removes both sandboxes.
+    """
+    budget, tool_limits = budget or Budget(), tool_limits or ToolLimits()
+    view, began = task.view(), time.monotonic()
+    opening = prompts.opening(workdir=view.workdir, problem_statement=view.problem_statement)
+    conversation, tally = Conversation(chat, opening), Tally()
+    patch, end, error, patch_error, ready = Patch(data=b""), End.SANDBOX_LOST, "", "", began
+    try:
+        watch("start")
+        async with workspaces.open(view) as workspace:
+            ready = time.monotonic()
+            if view.activate:
+                await workspace.sandbox.run(view.activate, timeout=60)
+            watch("play")
+            try:
+                end = await run_agent(
+                    conversation,
+                    policy,
+                    workspace.sandbox,
+                    prompts=prompts,
+                    budget=budget,
+                    tool_limits=tool_limits,
+                    tally=tally,
+                )
+            except PolicyError as failure:
+                end, error = End.POLICY_ERROR, str(failure)
+            try:
+                patch = await capture(workspace.sandbox, workspace.baseline)
+            except PatchError as failure:
+                patch_error = str(failure)
+    except SandboxError as failure:
+        end, error = End.SANDBOX_LOST, str(failure)
+    grading, result = time.monotonic(), None
+    if not end.is_infrastructure:
+        watch("grade")
+        try:
+            result = await grade(task, patch.data, workspaces)
+        except SandboxError as failure:
+            end, error = End.GRADER_ERROR, str(failure)
+    ended = time.monotonic()
+    turns = conversation.turns
+    return Episode(
+        id=episode_id or task.id,
+        task_id=task.id,
+        group_id=f"{task.id}/{policy.name}",
+        policy=policy.name,
+        end=end,
+        error=error,
+        reward=None if result is None else result.reward,
+        grade=result,
+        segments=conversation.segments,
+        turns=turns,
+        branches=conversation.branches,
+        messages=conversation.messages,
+        patch_paths=patch.paths,
+        patch_error=patch_error,
+        ignored_files=patch.ignored,
+        network_attempts=tally.network_attempts,
+        tokenizer_sha256=chat.tokenizer.sha256,
+        timings=Timings(
+            start=ready - began,
+            model=sum(turn.model_seconds for turn in turns),
+            tools=sum(turn.tool_seconds for turn in turns),
+            grade=ended - grading,
+            total=ended - began,
+        ),
+        patch=patch.data,
+    )

@@ -1,0 +1,127 @@
+"""The run directory: what a run has done, on disk, at every instant.
+
+    runs/x/run.json                       what was asked for; a second call must ask for the same
+    runs/x/episodes/ID/episode.json       one directory an episode, appearing by rename, whole or not at all
+                      /patch.diff         the patch, as bytes
+                      /test_output.txt    what the hidden tests printed
+    runs/x/report.html                    for a browser, written at the end
+
+A killed run leaves at most a directory whose name begins with a dot; the next run removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from swe_env.episode import Episode
+
+
+class RunError(Exception):
+    """A run cannot start or go on. One line: cause, then cure."""
+
+
+class RunSpec(BaseModel):
+    """What makes two runs the same experiment. Written before the first episode."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: str
+    tasks_sha256: str
+    prompts_sha256: str
+    tokenizer_sha256: str
+    budget: dict[str, Any]
+    sampling: dict[str, Any] = {}
+    version: str
+
+
+class RunDir:
+    """Reads and writes one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.episodes_path = path / "episodes"
+
+    def begin(self, spec: RunSpec) -> None:
+        """Make the directory, or check that it is this experiment's. Raises :class:`RunError`."""
+        file = self.path / "run.json"
+        try:
+            self.episodes_path.mkdir(parents=True, exist_ok=True)
+            if file.exists():
+                _same(RunSpec.model_validate_json(file.read_text()), spec, self.path)
+            elif any(self.path.iterdir()) and any(self.episodes_path.iterdir()):
+                raise RunError(f"{self.path} holds episodes but no run.json: choose another --out")
+            else:
+                write_atomic(file, spec.model_dump_json(indent=1).encode())
+            for leftover in self.episodes_path.glob(".*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        except (OSError, ValidationError) as error:
+            raise RunError(f"cannot use {self.path} as a run directory: {_first_line(error)}") from None
+
+    def save(self, episode: Episode) -> Path:
+        """Keep an episode; one that infrastructure ended is replaced by a later attempt. Raises `RunError`."""
+        final = self.episodes_path / episode.id
+        draft = self.episodes_path / f".{episode.id}.{uuid.uuid4().hex[:8]}"
+        try:
+            draft.mkdir()
+            (draft / "patch.diff").write_bytes(episode.patch)
+            if episode.grade is not None:
+                (draft / "test_output.txt").write_bytes(episode.grade.log)
+            write_atomic(draft / "episode.json", episode.model_dump_json().encode())
+            if final.exists():
+                final.rename(self.episodes_path / f".old.{uuid.uuid4().hex[:8]}")
+            draft.rename(final)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise RunError(
+                f"cannot write to {self.episodes_path}: {error.strerror}; "
+                "free some space and run the same command again: finished episodes are kept"
+            ) from None
+        for old in self.episodes_path.glob(".old.*"):
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def finished(self) -> set[str]:
+        """Ids of the episodes that need not be run again."""
+        return {episode.id for episode in self.episodes() if not episode.end.is_infrastructure}
+
+    def episodes(self) -> list[Episode]:
+        """All episodes kept, by id. Raises :class:`RunError` for one that cannot be read."""
+        found: list[Episode] = []
+        for directory in sorted(self.episodes_path.glob("[!.]*")):
+            try:
+                episode = Episode.model_validate_json((directory / "episode.json").read_bytes())
+                found.append(episode.model_copy(update={"patch": (directory / "patch.diff").read_bytes()}))
+            except (OSError, ValidationError) as error:
+                raise RunError(f"{directory} is not an episode ({_first_line(error)}): remove it") from None
+        return found
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power cut."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _same(before: RunSpec, now: RunSpec, path: Path) -> None:
+    for name in RunSpec.model_fields:
+        if getattr(before, name) != getattr(now, name):
+            old, new = (json.dumps(getattr(spec, name)) for spec in (before, now))
+            raise RunError(f"{path} was made with {name} = {old}, not {new}: choose another --out")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]

