@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -60,7 +60,7 @@ async def serve(
     extra_args: Sequence[str] = (),
     timeout: float = 300,
     say: Callable[[str], None] | None = None,
-) -> AsyncIterator[Server]:
+) -> AsyncGenerator[Server]:
     """Start vLLM on `model_dir` at 127.0.0.1 and wait until it answers.
 
     `port` 0 takes a free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts
@@ -75,7 +75,7 @@ async def serve(
     if not (model_dir / "config.json").is_file():
         raise ServerFailed(f"{model_dir} has no config.json: give the directory of a model")
     port = port or _free_port()
-    command = [sys.executable, "-m", "swe_env.vllm_launcher", "serve", str(model_dir.resolve())]
+    command = [sys.executable, "-m", "swe_env.vllm_launcher", "serve", str(model_dir)]
     command += ["--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
     # the sampler's own distribution, temperature included; token-in, token-out
     command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
@@ -90,7 +90,7 @@ async def serve(
     with log_path.open("wb") as log:
         # Not trio.open_process: it forks in a worker thread, and when an idle worker thread ends,
         # the kernel tells the server that its parent has died.
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -103,7 +103,7 @@ async def serve(
         await _wait_healthy(server, model_dir.name, timeout, say)
         yield server
     finally:
-        with trio.CancelScope(shield=True):
+        with trio.move_on_after(6, shield=True):  # never hit: `_end_group` keeps to 5 s
             await _end_group(process)
 
 
@@ -165,9 +165,7 @@ def _environment(on_cpu: bool) -> dict[str, str]:
     return environment
 
 
-async def _wait_healthy(
-    server: Server, name: str, timeout: float, say: Callable[[str], None] | None
-) -> None:
+async def _wait_healthy(server: Server, name: str, timeout: float, say: Callable[[str], None] | None) -> None:
     start, told = trio.current_time(), 0.0
     async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
         while True:
@@ -190,12 +188,10 @@ async def _wait_healthy(
 async def _end_group(process: subprocess.Popen[bytes]) -> None:
     """TERM, then KILL after 3 s; returns when no process of the group is left."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 2.0)):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            pass
         with trio.move_on_after(patience):
-            while process.poll() is None or _members(process.pid):
+            while process.poll() is None or _members(process.pid):  # noqa: ASYNC110 - nothing to await
                 await trio.sleep(0.05)
             return
 

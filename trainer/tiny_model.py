@@ -75,17 +75,23 @@ CONTEXT = 131_072
 """Positions [tokens]; a server may allow fewer."""
 
 SPECIAL: dict[Shape, list[str]] = {
-    "glm": ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"]
-    + ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    "glm": [
+        *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
+        *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    ],
     "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    "llama": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
-    + ["<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|finetune_right_pad_id|>"],
+    "llama": [
+        *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+        *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|finetune_right_pad_id|>"),
+    ],
 }
 """Markers that decoding may skip."""
 
 PLAIN: dict[Shape, list[str]] = {
-    "glm": ["/nothink", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"]
-    + ["</tool_response>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "glm": [
+        *("/nothink", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"),
+        *("</tool_response>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ],
     "qwen": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"],
     "llama": [],
 }
@@ -116,6 +122,7 @@ def _build(shape: Shape, *, vocab_size: int, stops: list[int]) -> Any:
     # A small rope theta: with 64 dimensions and episodes of some hundred tokens, 1e6 leaves most
     # frequencies constant, and a model this small then learns to copy far more slowly.
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
+    no_mtp: dict[str, Any] = {"num_nextn_predict_layers": 0}  # read by vLLM, unknown to transformers
     match shape:
         case "glm":  # GLM-4.5(-Air): a dense first layer, then experts, half of each head rotated
             return Glm4MoeForCausalLM(
@@ -134,7 +141,7 @@ def _build(shape: Shape, *, vocab_size: int, stops: list[int]) -> Any:
                     attention_bias=True,
                     use_qk_norm=False,
                     tie_word_embeddings=False,
-                    num_nextn_predict_layers=0,
+                    **no_mtp,
                 )
             )
         case "qwen":  # the small Qwen3 models tie their embeddings

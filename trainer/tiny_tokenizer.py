@@ -1,16 +1,16 @@
 """The vocabulary of the tiny models: about a thousand BPE tokens that fit small repositories.
 
 `trainer/tiny_tokenizer.json` is what :func:`build` makes; a test compares them. Words, digits,
-underscores and spaces (four of them, an indentation, are one) are split apart before merging, so an identifier is the same tokens
-wherever it stands and a small model can copy it. All 256 bytes are in the alphabet: any text can be
-encoded. Chat markers are not part of it: :mod:`trainer.tiny_model` adds each family's own on top.
+underscores and spaces are split apart before merging (four spaces, an indentation, stay together), so
+an identifier is the same tokens wherever it stands and a small model can copy it. All 256 bytes are in
+the alphabet: any text can be encoded. Chat markers are not part of it: :mod:`trainer.tiny_model` adds
+each family's own on top.
 
 `python -m trainer.tiny_tokenizer` writes the file again.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +42,10 @@ def build() -> Tokenizer:
 def corpus() -> Iterator[str]:
     """The text that the tiny models meet: code, its tests and their output, commands, tool markup."""
     draw = random.Random(0)
+    nouns, verbs = NOUNS.split(), VERBS.split()
     for number in range(400):
-        noun, other, verb, field = draw.sample(NOUNS, 2) + [draw.choice(VERBS), draw.choice(NOUNS)]
+        noun, other = draw.sample(nouns, 2)
+        verb, field = draw.choice(verbs), draw.choice(nouns)
         low, high = draw.randrange(10), draw.randrange(10, 100)
         function = f"{verb}_{noun}"
         code = CODE[number % len(CODE)].format(
@@ -57,7 +59,7 @@ def corpus() -> Iterator[str]:
         yield ISSUE.format(function=function, noun=noun, low=low, high=high)
     yield from HEADERS * 40
     # names in the tasks are drawn from such words: each deserves a token of its own
-    yield from itertools.chain.from_iterable([[f"{word} {word}"] * 20 for word in NOUNS + VERBS])
+    yield from [f"{word} {word}" for word in nouns + verbs] * 20
 
 
 NOUNS = """
@@ -69,13 +71,13 @@ message minute mode month name node number offset order output page pair parent 
 position prefix price queue quota range rank rate ratio record result right root row rule sample scale score
 second segment share shift size slot source stack start state step stock store string sum table tag target tax
 text threshold time token total tree unit upper user value version volume weight width window word year
-""".split()
+"""
 
 VERBS = """
 add apply build calculate check clamp clean compute convert count decode encode extract fetch fill filter find
 fold get insert is join make map move normalize parse pick pop print push read remove render replace reset
 reverse round select set skip sort split strip swap take trim update validate write
-""".split()
+"""
 
 CODE = [
     '''
@@ -85,15 +87,15 @@ def {function}({noun}, {other}):
         return {low}
     return {noun} + {other}
 ''',
-    '''
+    """
 def {function}(items, {noun}={low}):
     total = 0
     for index, item in enumerate(items):
         if item is not None and item != {noun}:
             total += item * {high}
     return total / len(items)
-''',
-    '''
+""",
+    """
 class {Noun}:
     def __init__(self, {noun}, {other}={low}):
         self.{noun} = {noun}
@@ -101,8 +103,8 @@ class {Noun}:
 
     def {function}(self, value):
         return self.{noun} - self.{field} - value
-''',
-    '''
+""",
+    """
 from .{other} import {function}
 
 def {noun}_{field}(values):
@@ -111,8 +113,8 @@ def {noun}_{field}(values):
         result.append(max(values[-1], {low}))
         values = values[:-1]
     return sorted(result, reverse=True)
-''',
-    '''
+""",
+    """
 import os
 import sys
 
@@ -122,8 +124,8 @@ def {function}(path, lines=None):
     if not {noun} or lines is True:
         raise ValueError(f"no {noun} in {{path!r}}")
     return [line.strip() for line in {noun} if line.startswith("{other}") or line.endswith("{field}")]
-''',
-    '''
+""",
+    """
 def {function}({noun}):
     try:
         {other} = dict({noun}=int({noun}), key=str({low}))
@@ -131,7 +133,7 @@ def {function}({noun}):
         return False
     else:
         return {other}.get("{field}", {high}) >= min({low}, {high}) or {noun} <= {high} % 2 == 0
-''',
+""",
 ]
 
 TEST = """
@@ -191,12 +193,12 @@ HEADERS = [
     "Given the following functions, please respond with a JSON for a function call with its proper "
     'arguments that best answers the given prompt. Respond in the format {"name": function name, '
     '"parameters": dictionary of argument name and its value}. Do not use variables.\n',
-    '{"type": "function", "function": {"name": "bash", "description": "Run a shell command in the repository.", '
-    '"parameters": {"type": "object", "properties": {"command": {"type": "string", "description": "The command '
-    'to run."}}, "required": ["command"]}}}',
-    '{"name": "edit", "description": "Replace text in a file.", "parameters": {"type": "object", "properties": '
-    '{"path": {"type": "string"}, "old": {"type": "string"}, "new": {"type": "string"}}, "required": ["path", '
-    '"old", "new"]}}',
+    '{"type": "function", "function": {"name": "bash", "description": "Run a shell command in the '
+    'repository.", "parameters": {"type": "object", "properties": {"command": {"type": "string", '
+    '"description": "The command to run."}}, "required": ["command"]}}}',
+    '{"name": "edit", "description": "Replace text in a file.", "parameters": {"type": "object", '
+    '"properties": {"path": {"type": "string"}, "old": {"type": "string"}, "new": {"type": "string"}}, '
+    '"required": ["path", "old", "new"]}}',
     "system user assistant observation tool ipython You are an engineer working in a repository.\n",
 ]
 

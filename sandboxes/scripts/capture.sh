@@ -2,7 +2,8 @@ export GIT_INDEX_FILE="$STORE/capture.index"
 cd "$WORKDIR" || { echo "the directory $WORKDIR is gone"; exit 1; }
 ours cat-file -e "$TREE" 2>/dev/null || { echo "the recorded start of $WORKDIR was deleted"; exit 1; }
 rm -f "$GIT_INDEX_FILE" "$GIT_INDEX_FILE.lock"
-cp "$STORE/index" "$GIT_INDEX_FILE" 2>/dev/null || ours read-tree "$TREE"
+# -p: git trusts recorded times only of files older than the index; a younger copy would hide quick edits
+cp -p "$STORE/index" "$GIT_INDEX_FILE" 2>/dev/null || ours read-tree "$TREE"
 echo '* -text -ident -filter !eol !working-tree-encoding !diff' >"$STORE/info/attributes"
 hide_nested
 unreadable=0
