@@ -119,9 +119,7 @@ class Chat:
         """
         user: dict[str, Any] = {"role": "user", "content": "x"}
         follower = {"role": "tool" if message.get("tool_calls") else "user", "content": "x"}
-        prompt = self._renderer.render_ids(
-            [self._mark(user)], tools=self.tools, add_generation_prompt=True
-        )
+        prompt = self._renderer.render_ids([self._mark(user)], tools=self.tools, add_generation_prompt=True)
         whole = self._renderer.render_ids(
             [self._mark(user), self._mark(message), self._mark(follower)], tools=self.tools
         )

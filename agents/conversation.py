@@ -34,9 +34,7 @@ class Segment(BaseModel):
         lengths = {len(self.is_action), len(self.logprobs), len(self.policy_versions)}
         if lengths != {len(self.token_ids)}:
             raise ValueError("token_ids, is_action, logprobs and policy_versions differ in length")
-        for action, logprob, version in zip(
-            self.is_action, self.logprobs, self.policy_versions, strict=True
-        ):
+        for action, logprob, version in zip(self.is_action, self.logprobs, self.policy_versions, strict=True):
             if action != (version is not None) or (logprob is not None and not action):
                 raise ValueError("logprobs and policy versions belong to action tokens, and only to them")
         return self

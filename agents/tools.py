@@ -47,7 +47,13 @@ class Outcome(BaseModel):
 
 
 async def execute(
-    turn: Turn, *, truncated: bool, sandbox: Sandbox, prompts: Prompts, limits: ToolLimits, seconds_left: float
+    turn: Turn,
+    *,
+    truncated: bool,
+    sandbox: Sandbox,
+    prompts: Prompts,
+    limits: ToolLimits,
+    seconds_left: float,
 ) -> Outcome:
     """Carry out a turn's calls in order, until one submits. Raises `SandboxLost`."""
     outcome = Outcome()
@@ -170,7 +176,7 @@ async def _view(sandbox: Sandbox, path: str, view_range: list[int] | None) -> st
     lines = content.decode("utf-8", "replace").split("\n")
     if lines[-1] == "":
         lines.pop()
-    first, last = (view_range if view_range and len(view_range) == 2 else (1, len(lines)))
+    first, last = view_range if view_range and len(view_range) == 2 else (1, len(lines))
     last = len(lines) if last == -1 else min(last, len(lines))
     if not lines:
         return "[empty file]"

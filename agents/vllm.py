@@ -216,6 +216,12 @@ class _Version(BaseModel):
 
 
 def _client(url: str, deadline: float) -> httpx.AsyncClient:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise PolicyError(f"{url!r} is not a URL ({error}): give one like http://127.0.0.1:8000") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise PolicyError(f"{url!r} is not a web address: give one like http://127.0.0.1:8000")
     return httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(connect=10, read=deadline, write=60, pool=10),
@@ -247,8 +253,8 @@ async def _exchange(
             except httpx.TransportError as error:
                 failure = f"{url} broke off ({_one_line(error)}): see the server's log"
                 continue
-            except (httpx.InvalidURL, httpx.HTTPError) as error:
-                raise PolicyError(f"cannot ask {url}: {_one_line(error)}; check the server's URL") from None
+            except httpx.HTTPError as error:  # undecodable, redirects in a circle
+                raise PolicyError(f"{url} answers garbled HTTP ({_one_line(error)}): is it vLLM?") from None
             if response.status_code == 200:
                 return response.content
             if response.status_code < 500:

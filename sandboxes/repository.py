@@ -139,9 +139,7 @@ async def at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bytes | N
     """A file's content in the baseline; None if it has none."""
     env = {"WORKDIR": baseline.workdir, "OBJECT": f"{baseline.tree}:{path}", "STORE": STORE}
     script = _script() + 'ours cat-file blob "$OBJECT" 2>/dev/null'
-    result = await sandbox.run(
-        script, env=env, cwd="/", timeout=60, session=False, output_limit=MAX_PATCH
-    )
+    result = await sandbox.run(script, env=env, cwd="/", timeout=60, session=False, output_limit=MAX_PATCH)
     return result.output if result.exit_code == 0 else None
 
 
@@ -162,5 +160,3 @@ def _script(name: str = "") -> str:
 
 def _paths(names: bytes) -> list[str]:
     return [name.decode("utf-8", "surrogateescape") for name in names.split(b"\0") if name]
-
-

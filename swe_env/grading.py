@@ -65,9 +65,7 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces) -> Grade:
         applied = await repository.apply(workspace.sandbox, workspace.baseline, patch)
         if isinstance(applied, str):
             reason = f"the patch does not apply: {_last_line(applied)}"
-            result = Grade(
-                resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.encode()
-            )
+            result = Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.encode())
         else:
             verdict = await _put_back(task, applied, workspace)
             result = await _run_tests(task, workspace, verdict)
@@ -77,11 +75,11 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces) -> Grade:
 async def _put_back(task: Task, patch: Patch, workspace: Workspace) -> Verdict:
     """Restore every protected file that the patch touched, and say which."""
     sandbox, baseline = workspace.sandbox, workspace.baseline
-    hidden = set(task.tests.files) if isinstance(task.tests, PytestTests) else patch_paths(task.tests.test_patch)
+    hidden = (
+        set(task.tests.files) if isinstance(task.tests, PytestTests) else patch_paths(task.tests.test_patch)
+    )
     lookalikes = [path for path in patch.paths if RUNNER_MODULES.match(path)]
-    existing = {
-        path for path in lookalikes if await repository.at_start(sandbox, baseline, path) is not None
-    }
+    existing = {path for path in lookalikes if await repository.at_start(sandbox, baseline, path) is not None}
     verdict = examine(patch.paths, hidden=hidden, gold=patch_paths(task.gold_patch), existing=existing)
     for path in verdict.unexamined:
         before = await repository.at_start(sandbox, baseline, path)

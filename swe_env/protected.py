@@ -16,7 +16,9 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-RUNNER_HOOKS = re.compile(r"(^|/)(conftest\.py|pytest\.ini|\.pytest\.ini|(site|user)customize\.py|[^/]+\.pth)$")
+RUNNER_HOOKS = re.compile(
+    r"(^|/)(conftest\.py|pytest\.ini|\.pytest\.ini|(site|user)customize\.py|[^/]+\.pth)$"
+)
 """Files that exist to change how Python or pytest runs."""
 
 RUNNER_SETTINGS = {

@@ -69,15 +69,14 @@ async def run_jobs(jobs: Sequence[Job], setting: Setting, rundir: RunDir, watche
     places = trio.CapacityLimiter(setting.concurrency)
     async with trio.open_nursery() as nursery:
         for job in jobs:
-            await places.acquire_on_behalf_of(job)
             nursery.start_soon(_play, job, setting, rundir, watcher, places)
 
 
 async def _play(
     job: Job, setting: Setting, rundir: RunDir, watcher: Watcher, places: trio.CapacityLimiter
 ) -> None:
-    try:
-        for attempt in range(setting.retries + 1):
+    for attempt in range(setting.retries + 1):
+        async with places:
             episode = await run_episode(
                 job.task,
                 job.make_policy(),
@@ -89,12 +88,10 @@ async def _play(
                 episode_id=job.id,
                 watch=lambda stage: watcher.stage(job.id, stage),
             )
-            will_retry = episode.end.is_infrastructure and attempt < setting.retries
-            if not will_retry:
-                await trio.to_thread.run_sync(rundir.save, episode)
-            watcher.done(episode, will_retry=will_retry)
-            if not will_retry:
-                return
-            await trio.sleep(2.0**attempt)
-    finally:
-        places.release_on_behalf_of(job)
+        will_retry = episode.end.is_infrastructure and attempt < setting.retries
+        if not will_retry:
+            await trio.to_thread.run_sync(rundir.save, episode)
+        watcher.done(episode, will_retry=will_retry)
+        if not will_retry:
+            return
+        await trio.sleep(2.0**attempt)

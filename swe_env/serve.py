@@ -103,7 +103,8 @@ async def serve(
         await _wait_healthy(server, model_dir.name, timeout, say)
         yield server
     finally:
-        with trio.move_on_after(6, shield=True):  # never hit: `_end_group` keeps to 5 s
+        with trio.CancelScope() as last_rites:
+            last_rites.shield = True
             await _end_group(process)
 
 

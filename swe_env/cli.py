@@ -1,0 +1,264 @@
+"""The command line. Each command is a few lines: the work is in the module that it names."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar, cast
+
+import trio
+import typer
+from pydantic import ValidationError
+
+from agents.chat import Family
+from agents.loop import Budget
+from agents.policy import PolicyError, Sampling
+from agents.prompts import PromptError
+from agents.tokenizer import TokenizerError
+from sandboxes.engine import ensure_base_image, ensure_engine
+from sandboxes.protocol import SandboxError
+from swe_env.display import Board, console, episode_table, show_episode, summary_table
+from swe_env.rundir import RunDir, RunError
+from swe_env.serve import ServerFailed
+from tasks.jsonl import TaskFileError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An environment in which a language model learns software engineering by doing it.",
+)
+T = TypeVar("T")
+
+EXPECTED = (
+    RunError, TaskFileError, PromptError, TokenizerError, PolicyError, SandboxError, ServerFailed,
+)  # fmt: skip
+"""Errors that are the world's or the user's: one line, no stack trace."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory of runs.")] = Path("runs/demo"),
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 8,
+) -> None:
+    """From nothing to a table: gold, no-op and a served model on every shipped task."""
+    from swe_env.demo import run_demo
+
+    _run(lambda: run_demo(out, concurrency))
+
+
+@app.command()
+def run(
+    tasks: Annotated[str, typer.Option(help="shipped, synthetic:train:N, swebench:FILE, or a .jsonl file.")],
+    policy: Annotated[str, typer.Option(help="vllm, gold, noop or replay:EPISODE.")],
+    out: Annotated[Path, typer.Option(help="Run directory; the same command again does what is missing.")],
+    instances: Annotated[str, typer.Option(help="Only these task ids, separated by commas.")] = "",
+    n: Annotated[int, typer.Option(min=1, help="Episodes a task.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 8,
+    url: Annotated[str | None, typer.Option(help="vLLM server (--policy vllm).")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model directory: tokenizer and chat format.")] = None,
+    family: Annotated[str | None, typer.Option(help="Chat format, if config.json does not tell.")] = None,
+    prompts: Annotated[str, typer.Option(help="Prompt set: default, tiny, or a directory.")] = "default",
+    turns: Annotated[int, typer.Option(min=1, help="Most turns an episode.")] = 50,
+    context_tokens: Annotated[int, typer.Option(min=64, help="Longest token stream.")] = 32768,
+    turn_tokens: Annotated[int, typer.Option(min=1, help="Most tokens sampled in a turn.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=1, help="Wall clock an episode.")] = 1800.0,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    repo_mirror: Annotated[
+        Path | None, typer.Option(help="Clones from which SWE-bench images are built here.")
+    ] = None,
+    python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
+) -> None:
+    """Play episodes: many at once, resumable, graded."""
+    from swe_env.run import RunRequest
+    from swe_env.run import run as run_all
+
+    request = RunRequest(
+        tasks=tasks,
+        policy=policy,
+        out=out,
+        instances=[name for name in instances.split(",") if name],
+        n=n,
+        concurrency=concurrency,
+        url=url,
+        model=model,
+        family=cast("Family | None", family),
+        prompts=prompts,
+        budget=Budget(turns=turns, context_tokens=context_tokens, turn_tokens=turn_tokens, seconds=seconds),
+        sampling=Sampling(temperature=temperature, max_tokens=turn_tokens),
+        repo_mirror=repo_mirror,
+        python=python,
+    )
+
+    _finish(_run(lambda: run_all(request, Board.live, _say)))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    episode: Annotated[str | None, typer.Argument(help="Episode id (a unique beginning is enough).")] = None,
+) -> None:
+    """The results of a run, or one episode turn by turn."""
+
+    def read() -> None:
+        episodes = RunDir(run).episodes()
+        if not episodes:
+            raise RunError(f"{run} has no episodes: is it a run directory?")
+        if episode is None:
+            console.print(episode_table(episodes), summary_table(episodes), sep="\n\n")
+            return
+        matching = [one for one in episodes if one.id.startswith(episode)]
+        exact = [one for one in matching if one.id == episode] or matching
+        if len(exact) != 1:
+            names = ", ".join(one.id for one in (matching or episodes)[:4])
+            raise RunError(f"{episode!r} matches {len(matching)} episodes of {run}: give one of {names}, ...")
+        show_episode(exact[0])
+
+    _guard(read)
+
+
+@app.command()
+def doctor() -> None:
+    """What is missing on this machine, and how to get it."""
+    from swe_env.doctor import examine_machine
+
+    findings = examine_machine()
+    for finding in findings:
+        mark = "[green]ok     [/]" if finding.ok else "[red]missing[/]"
+        console.print(f"{mark} [bold]{finding.what}[/]: {finding.detail}", soft_wrap=True)
+        if not finding.ok:
+            console.print(f"        to get it: {finding.cure}  (for {finding.needed_for})", soft_wrap=True)
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
+
+
+@app.command()
+def engine() -> None:
+    """Bring up a Docker engine and the base image, installing Debian's package if root and missing."""
+
+    def bring_up() -> None:
+        ensure_engine(_say)
+        _say(f"base image {ensure_base_image(_say)} is here")
+
+    _guard(bring_up)
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="Model directory.")],
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    dtype: Annotated[str | None, typer.Option()] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=64)] = None,
+    log: Annotated[Path, typer.Option(help="vLLM's output.")] = Path("runs/vllm.log"),
+) -> None:
+    """Serve a model with vLLM, set up as this package needs it, until Ctrl-C."""
+    from swe_env.serve import serve as serving
+
+    async def forever() -> None:
+        async with serving(
+            model, log_path=log, port=port, dtype=dtype, max_model_len=max_model_len, say=_say
+        ) as server:
+            console.print(f"serving {model} at {server.url}; Ctrl-C ends it")
+            while True:
+                server.check_alive()
+                await trio.sleep(1)
+
+    _run(forever)
+
+
+@app.command()
+def tasks(
+    source: Annotated[str, typer.Argument(help="As for run --tasks.")] = "shipped",
+    out: Annotated[Path | None, typer.Option(help="Write them to this .jsonl file.")] = None,
+) -> None:
+    """List tasks, or write generated ones to a file."""
+    from swe_env.sources import find_tasks
+    from tasks.jsonl import save_tasks
+
+    def list_them() -> None:
+        found = find_tasks(source)
+        if out is not None:
+            save_tasks(out, found)
+            console.print(f"wrote {len(found)} tasks to {out}")
+            return
+        for task in found:
+            difficulty = task.metadata.get("difficulty", "")
+            console.print(
+                f"[bold]{task.id}[/] {difficulty} {task.problem_statement.splitlines()[0]}", soft_wrap=True
+            )
+
+    _guard(list_them)
+
+
+def main() -> None:
+    """Entry point of `swe-env`."""
+    app()
+
+
+def _finish(rundir: RunDir) -> None:
+    from swe_env.report import write_report
+
+    episodes = rundir.episodes()
+    page = write_report(rundir)
+    console.print(episode_table(episodes), summary_table(episodes), sep="\n\n")
+    console.print(f"\nepisodes  {rundir.episodes_path}\nreport    {page}", soft_wrap=True)
+    console.print(
+        f"next      swe-env show {rundir.path} {episodes[0].id if episodes else ''}", soft_wrap=True
+    )
+    lost = sum(episode.end.is_infrastructure for episode in episodes)
+    if lost:
+        console.print(f"[yellow]{lost} episodes were lost to infrastructure: run the same command again")
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    console.print(f"[dim]{line}[/]", soft_wrap=True)
+
+
+def _run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work` under trio. The first Ctrl-C (or SIGTERM) cancels it and waits for its cleaning up;
+    a second one is Python's own."""
+
+    async def under_signals() -> tuple[bool, T | None]:
+        interrupted, result = False, None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal interrupted
+                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        interrupted = True
+                        console.print("[yellow]stopping: removing sandboxes, finished episodes are kept")
+                        nursery.cancel_scope.cancel()
+                        return
+
+            nursery.start_soon(watch)
+            result = await work()
+            nursery.cancel_scope.cancel()
+        return interrupted, result
+
+    interrupted, result = _guard(lambda: trio.run(under_signals))
+    if interrupted:
+        raise typer.Exit(130)
+    return cast("T", result)
+
+
+def _guard(work: Callable[[], T]) -> T:
+    """Turn expected errors into one line and exit code 2."""
+    try:
+        return work()
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except EXPECTED as error:
+        message = str(error)
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(EXPECTED)
+        if rest is not None or expected is None:
+            raise
+        leaf: BaseException = expected
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        message = str(leaf)
+    typer.echo(f"swe-env: {message}", err=True)
+    raise typer.Exit(2)

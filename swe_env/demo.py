@@ -1,0 +1,94 @@
+"""`make demo`: the whole sentence of the design, once, with real parts, on a bare machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agents.loop import Budget
+from agents.policy import Sampling
+from sandboxes.engine import ensure_base_image, ensure_engine
+from swe_env.display import Board, console, episode_table, summary_table
+from swe_env.report import render
+from swe_env.run import RunRequest, run
+from swe_env.rundir import RunDir, RunError, write_atomic
+from swe_env.serve import serve
+
+CONTEXT = 4096
+"""Context of the tiny model [tokens]: a random one only fills it."""
+
+
+async def run_demo(out: Path, concurrency: int) -> None:
+    """Engine, base image, model, server; then every shipped task with three policies. Prints as it goes.
+
+    Awaits everything; cancelling it removes sandboxes and server. Raises what the parts raise.
+    """
+    model, where = out / "tiny-glm", out / time.strftime("%Y%m%d-%H%M%S")
+    budget = Budget(turns=8, context_tokens=CONTEXT, turn_tokens=192, seconds=120)
+
+    async def play(policy: str, **more: Any) -> None:
+        request = RunRequest(
+            tasks="shipped", policy=policy, out=where / policy, concurrency=concurrency, budget=budget, **more
+        )
+        await run(request, Board.live, _say)
+
+    async def play_scripted() -> None:
+        for policy in ("gold", "noop"):
+            _say(f"playing the {policy} policy on every shipped task")
+            await play(policy)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_prepare_engine)
+        nursery.start_soon(_make_model, model)
+    async with serve(model, log_path=where / "vllm.log", max_model_len=CONTEXT) as server:
+        _say(f"vLLM serves {model} at {server.url}")
+        await play_scripted()
+        _say("playing the served model: its weights are random, it earns what luck gives")
+        sampling = Sampling(max_tokens=budget.turn_tokens)
+        await play("vllm", url=server.url, model=model, prompts="tiny", sampling=sampling)
+    _show([RunDir(where / policy) for policy in ("gold", "noop", "vllm")], where)
+
+
+def _show(runs: list[RunDir], where: Path) -> None:
+    episodes = [episode for rundir in runs for episode in rundir.episodes()]
+    by_task = sorted(episodes, key=lambda episode: episode.task_id)  # stable: gold, no-op, vLLM of each task
+    console.print(episode_table(by_task), summary_table(by_task), sep="\n\n")
+    page = where / "report.html"
+    write_atomic(page, render("demo", by_task).encode())
+    example = next(episode for episode in by_task if episode.policy == "gold")
+    console.print(f"\neverything    {where}\nreport        {page}", soft_wrap=True)
+    console.print("what next     one episode, turn by turn:", soft_wrap=True)
+    console.print(f"              swe-env show {where}/gold {example.id}", soft_wrap=True)
+    console.print("              your own model, served by vLLM:", soft_wrap=True)
+    console.print(
+        "              swe-env run --tasks shipped --policy vllm --url URL --model DIR --out runs/mine",
+        soft_wrap=True,
+    )
+
+
+async def _prepare_engine() -> None:
+    await trio.to_thread.run_sync(ensure_engine, _say)
+    _say(f"base image {await trio.to_thread.run_sync(ensure_base_image, _say)} is here")
+
+
+async def _make_model(model: Path) -> None:
+    if (model / "config.json").is_file():
+        return
+    _say("making a tiny GLM-4.5-shaped model and its tokenizer")
+    done = await trio.run_process(
+        [sys.executable, "-m", "trainer.tiny_model", str(model), "--shape", "glm"],
+        capture_stdout=True,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RunError(f"no tiny model: {done.stdout.decode(errors='replace').strip().splitlines()[-1]}")
+
+
+def _say(line: str) -> None:
+    console.print(f"[dim]{line}[/]", soft_wrap=True)

@@ -1,0 +1,161 @@
+"""What a person watching a run sees: progress while it goes on, tables when it is done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from swe_env.episode import Episode
+
+console = Console(highlight=False)
+if not console.is_terminal:
+    console.width = 120  # a log has no width of its own; 80 would break the tables
+
+_STAGES = {"start": "starting", "play": "playing", "grade": "grading"}
+
+
+class Board:
+    """Live progress of a run. Implements :class:`swe_env.runner.Watcher`."""
+
+    def __init__(self, total: int, out: Console = console) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=out,
+        )
+        self._bar = self._progress.add_task("episodes", total=total)
+        self._stages: dict[str, str] = {}
+        self._solved = self._done = 0
+        self._retried: Counter[str] = Counter()
+        self._out = out
+
+    def stage(self, job_id: str, stage: str) -> None:
+        self._stages[job_id] = stage
+
+    def done(self, episode: Episode, *, will_retry: bool) -> None:
+        self._stages.pop(episode.id, None)
+        if episode.end.is_infrastructure:
+            again = "trying again" if will_retry else "given up; run the same command again to retry"
+            self._out.print(f"[yellow]{episode.id}: {episode.end}: {episode.error} ({again})", soft_wrap=True)
+        if not will_retry:
+            self._done += 1
+            self._solved += (episode.reward or 0) > 0
+            self._progress.advance(self._bar)
+
+    @classmethod
+    @contextmanager
+    def live(cls, total: int, out: Console = console) -> Generator[Board]:
+        """A board that is shown while the block runs (only its messages where there is no terminal)."""
+        board = cls(total, out)
+        if not out.is_terminal:
+            yield board
+            return
+        with Live(get_renderable=board._render, console=out, refresh_per_second=8, transient=True):
+            yield board
+
+    def _render(self) -> Group:
+        counts = Counter(self._stages.values())
+        now = "   ".join(f"{counts[stage]} {word}" for stage, word in _STAGES.items())
+        return Group(self._progress, Text(f"{now}   {self._solved} of {self._done} solved", style="dim"))
+
+
+def episode_table(episodes: Sequence[Episode], title: str = "") -> Table:
+    """One row an episode."""
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for name in ("task", "policy", "turns", "tokens", "end", "reward", "seconds"):
+        right = name in ("turns", "tokens", "reward", "seconds")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "end")
+    for episode in episodes:
+        reward = "-" if episode.reward is None else f"{episode.reward:g}"
+        style = "yellow" if episode.reward is None else "green" if episode.reward else "default"
+        tampered = " (tampered)" if episode.grade and episode.grade.tampered else ""
+        table.add_row(
+            episode.task_id,
+            episode.policy,
+            str(len(episode.turns)),
+            str(episode.tokens),
+            f"{episode.end}{tampered}",
+            f"[{style}]{reward}[/]",
+            f"{episode.timings.total:.1f}",
+        )
+    return table
+
+
+def summary_table(episodes: Sequence[Episode]) -> Table:
+    """One row a policy: how many episodes, how many solved, how they ended."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("policy", "episodes", "solved", "mean reward", "infrastructure", "endings"):
+        table.add_column(name, justify="left" if name in ("policy", "endings") else "right")
+    for policy in dict.fromkeys(episode.policy for episode in episodes):
+        own = [episode for episode in episodes if episode.policy == policy]
+        rewards = [episode.reward for episode in own if episode.reward is not None]
+        ends = Counter(str(episode.end) for episode in own)
+        table.add_row(
+            policy,
+            str(len(own)),
+            str(sum(reward > 0 for reward in rewards)),
+            f"{sum(rewards) / len(rewards):.3f}" if rewards else "-",
+            str(len(own) - len(rewards)),
+            ", ".join(f"{end} {count}" for end, count in ends.most_common()),
+        )
+    return table
+
+
+def show_episode(episode: Episode, out: Console = console) -> None:
+    """One episode, turn by turn, as a person would read it."""
+    out.print(f"[bold]{episode.id}[/]  policy {episode.policy}, {len(episode.turns)} turns", soft_wrap=True)
+    spoken = iter(episode.turns)
+    for message in episode.messages:
+        role, content = message["role"], str(message.get("content") or "")
+        if role == "assistant":
+            turn = next(spoken, None)
+            size = f"{turn.end - turn.start} tokens, {turn.model_seconds:.1f} s" if turn else ""
+            out.rule(f"[bold cyan]policy[/] [dim]{size}", align="left", style="cyan")
+            if message.get("reasoning_content"):
+                out.print(Text(str(message["reasoning_content"]), style="dim italic"))
+            if content.strip():
+                out.print(Text(content))
+            for call in message.get("tool_calls", []):
+                _show_call(call, out)
+        else:
+            out.rule(f"[bold]{message.get('name') or role}", align="left", style="dim")
+            out.print(Text(content))
+    out.rule("[bold]result", align="left", style="green" if episode.reward else "red")
+    if episode.patch:
+        out.print(Text(episode.patch.decode("utf-8", "replace"), style="dim"))
+    reward = "none (infrastructure)" if episode.reward is None else f"{episode.reward:g}"
+    out.print(f"end {episode.end}, reward [bold]{reward}[/]")
+    reason = episode.error or (episode.grade.reason if episode.grade else "")
+    if reason:
+        out.print(Text(reason))
+
+
+def _show_call(call: dict[str, object], out: Console) -> None:
+    problem = f" [red]({call['problem']})[/]" if call.get("problem") else ""
+    out.print(f"[cyan]▸ {call['name'] or '?'}[/]{problem}")
+    arguments = call.get("arguments")
+    if call.get("problem") or not isinstance(arguments, dict):
+        out.print(Text(str(call.get("raw", "")), style="red"))
+        return
+    for name, value in arguments.items():  # pyright: ignore[reportUnknownVariableType]
+        text = str(value)  # pyright: ignore[reportUnknownArgumentType]
+        indented = text.replace("\n", "\n    ")
+        out.print(Text(f"  {name}: " + ("\n    " + indented if "\n" in text else text)))

@@ -1,0 +1,149 @@
+"""`swe-env run`: everything is checked before the first sandbox starts, then the episodes are played."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import trio
+from pydantic import BaseModel, ConfigDict, Field
+
+import agents
+from agents.chat import Family, load_chat
+from agents.loop import Budget
+from agents.policy import Policy, Sampling
+from agents.prompts import load_prompts
+from agents.tools import ToolLimits
+from agents.vllm import VllmPolicy, check
+from sandboxes.docker import DockerEngine
+from sandboxes.engine import BASE_IMAGE, ensure_base_image
+from swe_env.policies import KINDS, load_recording, replay, scripted
+from swe_env.rundir import RunDir, RunError, RunSpec
+from swe_env.runner import Job, Setting, Watcher, run_jobs
+from swe_env.sources import digest, find_tasks
+from swe_env.workspace import Workspaces
+from tasks.model import ImageRef, InlineRepo, Task
+from tasks.swebench_image import build_image
+
+TINY_GLM = Path(agents.__file__).parent / "tiny_glm"
+"""Tokenizer of scripted policies when no model is given."""
+
+Say = Callable[[str], None]
+
+
+class RunRequest(BaseModel):
+    """What `swe-env run` was asked for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: str
+    policy: str
+    out: Path
+    instances: list[str] = []
+    n: int = Field(default=1, ge=1)
+    concurrency: int = Field(default=8, ge=1)
+    url: str | None = None
+    model: Path | None = None
+    family: Family | None = None
+    prompts: str = "default"
+    budget: Budget = Budget()
+    sampling: Sampling = Sampling()
+    retries: int = Field(default=2, ge=0)
+    repo_mirror: Path | None = None
+    python: Path | None = None
+
+
+async def run(
+    request: RunRequest, watching: Callable[[int], AbstractContextManager[Watcher]], say: Say
+) -> RunDir:
+    """Play what is missing of a run. `watching(n)` shows n episodes' progress. Awaits all episodes; cancelling keeps what is finished.
+
+    Raises, before any sandbox starts: `RunError`, `TaskFileError`, `PromptError`, `TokenizerError`,
+    `PolicyError` (no server), `SandboxError` (no engine, no image).
+    """
+    tasks = find_tasks(request.tasks, request.instances)
+    kind, _, recording_path = request.policy.partition(":")
+    if kind not in ("vllm", "gold", "noop", "replay") or (kind == "replay") != bool(recording_path):
+        raise RunError(f"no policy {request.policy!r}: give one of {', '.join(KINDS)}")
+    if kind == "vllm" and (request.url is None or request.model is None):
+        raise RunError("--policy vllm needs --url of the server and --model, the directory that it serves")
+    prompts = load_prompts(request.prompts)
+    chat = load_chat(request.model or TINY_GLM, prompts.tools, request.family)
+    budget = request.budget
+    recording = load_recording(Path(recording_path), chat) if kind == "replay" else None
+    if recording is not None:
+        tasks = [task for task in tasks if task.id == recording.task_id]
+        if not tasks:
+            raise RunError(
+                f"{request.tasks} lacks the recording's task {recording.task_id!r}: name its --tasks"
+            )
+    async with AsyncExitStack() as stack:
+        served: VllmPolicy | None = None
+        if kind == "vllm" and request.url is not None:
+            about = await check(request.url, sampling=request.sampling)
+            served = await stack.enter_async_context(
+                VllmPolicy.connect(request.url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids)
+            )
+            budget = budget.model_copy(
+                update={"context_tokens": min(budget.context_tokens, about.max_model_len)}
+            )
+        rundir = RunDir(request.out)
+        rundir.begin(
+            RunSpec(
+                policy=request.policy,
+                tasks_sha256=digest(tasks),
+                prompts_sha256=prompts.sha256,
+                tokenizer_sha256=chat.tokenizer.sha256,
+                budget=budget.model_dump(),
+                sampling=request.sampling.model_dump() if served else {},
+                version=importlib.metadata.version("swe-env"),
+            )
+        )
+
+        def make_policy(task: Task) -> Policy:
+            if served is not None:
+                return served
+            return replay(recording) if recording is not None else scripted(kind, task, chat)
+
+        finished = rundir.finished()
+        jobs = [
+            Job(f"{task.id}--{kind}--{index}", task, partial(make_policy, task))
+            for task in tasks
+            for index in range(request.n)
+        ]
+        missing = [job for job in jobs if job.id not in finished]
+        if not missing:
+            return rundir
+        engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
+        await _ensure_images([job.task for job in missing], request, engine, say)
+        setting = Setting(
+            chat=chat,
+            workspaces=Workspaces(engine, BASE_IMAGE),
+            prompts=prompts,
+            budget=budget,
+            tool_limits=ToolLimits(),
+            concurrency=request.concurrency,
+            retries=request.retries,
+        )
+        with watching(len(missing)) as watcher:
+            await run_jobs(missing, setting, rundir, watcher)
+    return rundir
+
+
+async def _ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> None:
+    """Have every image here before the first episode. Raises `ImageUnavailable`."""
+    if request.repo_mirror is not None or any(isinstance(task.image, InlineRepo) for task in tasks):
+        await trio.to_thread.run_sync(ensure_base_image, say)
+    for task in {task.id: task for task in tasks}.values():
+        if not isinstance(task.image, ImageRef):
+            continue
+        if request.repo_mirror is not None and "row" in task.metadata:
+            build = partial(
+                build_image, task.metadata["row"], request.repo_mirror, BASE_IMAGE, say, python=request.python
+            )
+            await trio.to_thread.run_sync(build)
+        await engine.image_id(task.image.name)
