@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
-from renderers import create_renderer
-from renderers.base import Message, ParsedToolCall, RenderedTokens, ToolCallParseStatus, ToolSpec
+from renderers.base import Message, ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus, ToolSpec
 from renderers.configs import GLM45RendererConfig, Llama3RendererConfig, Qwen3RendererConfig
+from renderers.glm45 import GLM45Renderer
+from renderers.llama_3 import Llama3Renderer
+from renderers.qwen3 import Qwen3Renderer
 
 from agents.tokenizer import TextTokenizer, TokenizerError
 
@@ -63,14 +65,8 @@ class Chat:
         self.tokenizer = tokenizer
         self.family: Family = family
         self.tools = cast("list[ToolSpec]", tools)
-        config = {
-            # thinking stays in the stream for good: dropping it would change tokens already sampled
-            "glm-4.5": GLM45RendererConfig(thinking_retention="all"),
-            "qwen3": Qwen3RendererConfig(thinking_retention="all"),
-            "llama-3": Llama3RendererConfig(),
-        }[family]
         try:
-            self._renderer = create_renderer(tokenizer, config)
+            self._renderer = _renderer(tokenizer, family)
         except AssertionError as error:
             raise TokenizerError(
                 f"{tokenizer.name_or_path} does not fit the {family} format: {error}; "
@@ -108,8 +104,17 @@ class Chat:
         body = completion_ids
         while body and body[-1] in self.stop_token_ids:
             body = body[:-1]
-        calls = [self._call(call, body, truncated) for call in parsed.tool_calls]
-        return Turn(content=parsed.content or "", reasoning=parsed.reasoning_content or "", calls=calls)
+        thoughts = self._thoughts(body)
+        calls = [
+            self._call(call, body, truncated)
+            for call in parsed.tool_calls
+            if call.token_span is None or not any(call.token_span[0] in thought for thought in thoughts)
+        ]
+        content, reasoning = parsed.content or "", parsed.reasoning_content or ""
+        if len(calls) < len(parsed.tool_calls):
+            content = self.tokenizer.decode(body[thoughts[-1].stop + 1 :]).strip()
+            reasoning = "\n".join(self.tokenizer.decode(body[span.start : span.stop]) for span in thoughts)
+        return Turn(content=content, reasoning=reasoning.strip(), calls=calls)
 
     def speak(self, message: dict[str, Any]) -> list[int]:
         """The tokens with which a policy would have said `message` (for scripted policies) [tokens].
@@ -151,6 +156,22 @@ class Chat:
             for key, value in arguments.items()
         }
 
+    def _thoughts(self, body: list[int]) -> list[range]:
+        """Where `<think>` was opened and closed again. Tool syntax in there is quoted, not called.
+
+        Reasoning that is never closed is not listed: a call then ends it, as the parser has it.
+        """
+        opened, closed = map(self.tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+        spans: list[range] = []
+        start: int | None = None
+        for index, token in enumerate(body):
+            if token == opened and start is None and opened is not None:
+                start = index + 1
+            elif token == closed and start is not None:
+                spans.append(range(start, index))
+                start = None
+        return spans
+
     def _call(self, parsed: ParsedToolCall, body: list[int], truncated: bool) -> Call:
         name, status = parsed.name or "", parsed.status
         if status is ToolCallParseStatus.UNCLOSED_BLOCK:
@@ -174,7 +195,8 @@ class Chat:
         are single tokens, so the values between them are cut out as tokens and decoded.
         """
         markers = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-        key_open, key_close, value_open, value_close = map(self.tokenizer.convert_tokens_to_ids, markers)
+        ids = [self.tokenizer.convert_tokens_to_ids(marker) for marker in markers]
+        key_open, key_close, value_open, value_close = cast("list[int]", ids)
         properties: dict[str, Any] = self._schemas.get(name, {}).get("properties", {})
         arguments: dict[str, Any] = {}
         at = 0
@@ -193,6 +215,17 @@ class Chat:
         return arguments
 
 
+def _renderer(tokenizer: TextTokenizer, family: Family) -> Renderer:
+    # thinking stays in the stream for good: dropping it would change tokens already sampled
+    match family:
+        case "glm-4.5":
+            return GLM45Renderer(tokenizer, GLM45RendererConfig(thinking_retention="all"))
+        case "qwen3":
+            return Qwen3Renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
+        case "llama-3":
+            return Llama3Renderer(tokenizer, Llama3RendererConfig())
+
+
 def load_chat(model: Path, tools: list[dict[str, Any]], family: Family | None = None) -> Chat:
     """The chat format of a model directory, by its config.json unless `family` is given.
 
@@ -206,8 +239,9 @@ def load_chat(model: Path, tools: list[dict[str, Any]], family: Family | None = 
                 f"cannot tell the model family of {model}: {error}; give a model directory or --family"
             ) from None
         if model_type not in FAMILIES:
+            known = ", ".join(sorted(set(FAMILIES.values())))
             raise TokenizerError(
-                f"model type {model_type!r} has no chat format here; choose --family {', '.join(sorted(set(FAMILIES.values())))}"
+                f"model type {model_type!r} has no chat format here: choose --family {known}"
             )
         family = FAMILIES[model_type]
     return Chat(TextTokenizer(model), family, tools)

@@ -80,14 +80,15 @@ async def run_agent(
         if room < 1:
             return End.TOKEN_LIMIT
         asked = trio.current_time()
-        with trio.move_on_at(deadline) as clock:
+        completion = None
+        with trio.move_on_at(deadline):
             try:
                 completion = await policy.complete(
                     conversation.prompt_ids, max_tokens=min(room, budget.turn_tokens)
                 )
             except ContextOverflow:
                 return End.TOKEN_LIMIT
-        if clock.cancelled_caught:
+        if completion is None:
             return End.TIME_LIMIT
         answered = trio.current_time()
         turn = conversation.act(completion, seconds=answered - asked)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PolicyError(Exception):
-    """The policy's server failed, is gone, or answered something that is not a completion (infrastructure)."""
+    """The policy's server failed, is gone, or answered no completion (infrastructure)."""
 
 
 class ContextOverflow(Exception):
@@ -16,7 +16,7 @@ class ContextOverflow(Exception):
 
 
 class Sampling(BaseModel):
-    """How tokens are drawn. No `top_p` or `top_k`: a truncated distribution cannot be replayed in training."""
+    """How tokens are drawn. No `top_p` or `top_k`: training cannot replay a truncated distribution."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -27,7 +27,8 @@ class TokenizerError(Exception):
 class TextTokenizer:
     """What `renderers` asks of a tokenizer (encode, decode, ids of markers), and the border."""
 
-    unk_token_id = None
+    unk_token_id: int | None = None
+    eos_token_id: int | None = None
 
     def __init__(self, path: Path) -> None:
         """Load `path` (a `tokenizer.json`, or the directory that has one). Raises `TokenizerError`."""

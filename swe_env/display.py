@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -148,14 +149,12 @@ def show_episode(episode: Episode, out: Console = console) -> None:
         out.print(Text(reason))
 
 
-def _show_call(call: dict[str, object], out: Console) -> None:
+def _show_call(call: dict[str, Any], out: Console) -> None:
     problem = f" [red]({call['problem']})[/]" if call.get("problem") else ""
     out.print(f"[cyan]▸ {call['name'] or '?'}[/]{problem}")
-    arguments = call.get("arguments")
-    if call.get("problem") or not isinstance(arguments, dict):
+    if call.get("problem"):
         out.print(Text(str(call.get("raw", "")), style="red"))
         return
-    for name, value in arguments.items():  # pyright: ignore[reportUnknownVariableType]
-        text = str(value)  # pyright: ignore[reportUnknownArgumentType]
-        indented = text.replace("\n", "\n    ")
-        out.print(Text(f"  {name}: " + ("\n    " + indented if "\n" in text else text)))
+    for name, value in call["arguments"].items():
+        indented = str(value).replace("\n", "\n    ")
+        out.print(Text(f"  {name}: " + ("\n    " + indented if "\n" in indented else indented)))

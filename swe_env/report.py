@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
+from typing import Any
 
 from swe_env.episode import Episode
 from swe_env.rundir import RunDir, write_atomic
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1c2330;background:#fff}
-h1{font-size:1.4rem;margin-bottom:0}h2{font-size:1.05rem;margin-top:2rem}.muted{color:#66707f}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1c2330}
+h1{font-size:1.4rem;margin-bottom:0}h2{font-size:1.05rem;margin-top:2rem}
+.muted{color:#66707f}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.3rem .7rem;border-bottom:1px solid #e4e7ec}th{font-weight:600}.n{text-align:right}
+th,td{text-align:left;padding:.3rem .7rem;border-bottom:1px solid #e4e7ec}
+th{font-weight:600}.n{text-align:right}
 .bar{background:#e4e7ec;border-radius:3px;height:.6rem;width:10rem;display:inline-block}
 .bar i{background:#2f855a;border-radius:3px;height:100%;display:block}
 details{border-bottom:1px solid #e4e7ec}summary{cursor:pointer;padding:.35rem 0;display:flex;gap:1rem}
@@ -53,7 +56,8 @@ def _policy_row(policy: str, episodes: list[Episode]) -> str:
         f"<tr><td>{html.escape(policy)}<td>{solved}/{len(valid)}"
         f"<td><span class=bar><i style='width:{share:.0f}%'></i></span>"
         f"<td class=n>{len(own)}<td class=n>{sum(len(e.turns) for e in own)}"
-        f"<td class=n>{sum(e.action_tokens for e in own)}<td class=n>{seconds:.1f}<td class=n>{len(own) - len(valid)}"
+        f"<td class=n>{sum(e.action_tokens for e in own)}<td class=n>{seconds:.1f}"
+        f"<td class=n>{len(own) - len(valid)}"
     )
 
 
@@ -73,20 +77,16 @@ def _episode(episode: Episode) -> str:
     )
 
 
-def _message(message: dict[str, object]) -> str:
+def _message(message: dict[str, Any]) -> str:
     text = str(message.get("content") or "")
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        text += "".join(f"\n▸ {_call(call)}" for call in calls)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    text += "".join(f"\n▸ {_call(call)}" for call in message.get("tool_calls", []))
     return _block(str(message.get("name") or message["role"]), text.strip())
 
 
-def _call(call: dict[str, object]) -> str:
+def _call(call: dict[str, Any]) -> str:
     if call.get("problem"):
         return f"{call['name'] or '?'} ({call['problem']}): {call.get('raw', '')}"
-    arguments = call.get("arguments")
-    values = arguments.items() if isinstance(arguments, dict) else ()  # pyright: ignore[reportUnknownVariableType]
-    return f"{call['name']} " + "\n  ".join(f"{name}={value}" for name, value in values)
+    return f"{call['name']} " + "\n  ".join(f"{name}={value}" for name, value in call["arguments"].items())
 
 
 def _block(label: str, text: str) -> str:

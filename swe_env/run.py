@@ -60,8 +60,9 @@ class RunRequest(BaseModel):
 async def run(
     request: RunRequest, watching: Callable[[int], AbstractContextManager[Watcher]], say: Say
 ) -> RunDir:
-    """Play what is missing of a run. `watching(n)` shows n episodes' progress. Awaits all episodes; cancelling keeps what is finished.
+    """Play what is missing of a run; `watching(n)` shows the progress of n episodes.
 
+    Awaits all of them; cancelling keeps what is finished.
     Raises, before any sandbox starts: `RunError`, `TaskFileError`, `PromptError`, `TokenizerError`,
     `PolicyError` (no server), `SandboxError` (no engine, no image).
     """

@@ -65,7 +65,7 @@ class RunDir:
             raise RunError(f"cannot use {self.path} as a run directory: {_first_line(error)}") from None
 
     def save(self, episode: Episode) -> Path:
-        """Keep an episode; one that infrastructure ended is replaced by a later attempt. Raises `RunError`."""
+        """Keep an episode, in place of one that infrastructure ended. Raises :class:`RunError`."""
         final = self.episodes_path / episode.id
         draft = self.episodes_path / f".{episode.id}.{uuid.uuid4().hex[:8]}"
         try:

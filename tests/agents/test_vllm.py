@@ -28,7 +28,7 @@ STOP = 7
 
 @contextmanager
 def answering(*answers: tuple[int, bytes], delay: float = 0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that gives these (status, body) answers in turn, the last one for ever; and what it was asked."""
+    """A server that gives these (status, body) answers in turn, the last for ever; and what it was asked."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

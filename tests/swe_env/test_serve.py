@@ -137,7 +137,7 @@ def test_cancelled_while_its_engine_starts_leaves_no_process(tmp_path: Path, tin
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(start)
-            while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):  # noqa: ASYNC110
+            while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
                 await trio.sleep(0.1)
             rows = subprocess.run(
                 ["ps", "-eo", "pgid=,args="], capture_output=True, text=True
@@ -217,7 +217,7 @@ def test_too_little_time_is_named_and_leaves_nothing(tmp_path: Path, tiny_glm: P
 LOGS = {
     "engine's own error, not the server's echo": (
         "(VllmWorker-0 pid=9) ERROR 12-01 09:12:47 [a.py:1] ValueError: not enough memory\n"
-        "(EngineCore pid=8) ERROR 12-01 09:12:49 [b.py:2] Exception: WorkerProc failed. See root cause above.\n"
+        "(EngineCore pid=8) ERROR 12-01 09:12:49 [b.py:2] Exception: WorkerProc failed. See root cause.\n"
         "RuntimeError: Engine core initialization failed. See root cause above. Failed: {'EngineCore': 1}\n",
         "ValueError: not enough memory",
     ),

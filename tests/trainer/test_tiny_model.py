@@ -1,4 +1,4 @@
-"""Tiny models: the shipped vocabulary is the generated one, and every family's tools can read the directory."""
+"""Tiny models: the shipped vocabulary is the generated one, and every family can be loaded."""
 
 from __future__ import annotations
 
