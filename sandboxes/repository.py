@@ -23,7 +23,7 @@ from sandboxes.protocol import Sandbox, SandboxError
 STORE = "/.swe-env/base.git"
 """Our own repository inside the sandbox: the files as they were when it was sealed."""
 
-RECIPE = 1
+RECIPE = 2
 """Changes when sealing changes, so that images sealed the old way are not used again."""
 
 MAX_PATCH = 32 << 20
@@ -58,7 +58,7 @@ class Patch(BaseModel):
     paths: list[str] = []
     """Files changed, added or deleted (undecodable bytes in names as surrogate escapes)."""
     ignored: int = 0
-    """Untracked files and directories left out because the repository's .gitignore says so."""
+    """New files and directories left out because the repository's .gitignore names them."""
     unreadable: int = 0
     """Files left out because they could not be read."""
 

@@ -11,5 +11,5 @@ ours add -A --ignore-errors 2>"$STORE/errors" || unreadable=$(grep -c '^error: o
 ours diff-index --cached -p --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \
   --src-prefix=a/ --dst-prefix=b/ "$TREE" >"$STORE/patch"
 ours diff-index --cached --name-only --no-renames -z "$TREE" >"$STORE/names"
-ignored=$(ours ls-files --others --ignored --exclude-standard --directory -z | tr -cd '\0' | wc -c)
+ignored=$(list_ignored | grep -vxcFf "$STORE/ignored" || true)
 echo "captured $((ignored)) $((unreadable))"

@@ -14,6 +14,9 @@ command -v git >/dev/null || { echo "the image has no git: install it in the ima
 # Run git on our own store and the agent's working tree.
 ours() { GIT_DIR="$STORE" GIT_WORK_TREE="$WORKDIR" git "$@"; }
 
+# Untracked files that .gitignore names, one a line; a directory of nothing else is one line.
+list_ignored() { ours ls-files --others --ignored --exclude-standard --directory -z | tr '\n\0' '?\n'; }
+
 # Repositories inside the repository would be recorded as bare links, their files lost: while git looks
 # at the tree their .git is elsewhere.
 hide_nested() {

@@ -55,4 +55,5 @@ git ls-files -z | ours update-index --add --remove -z --stdin 2>/dev/null || tru
 hide_nested
 ours add -A --ignore-errors 2>/dev/null || true
 tree=$(ours write-tree)
+list_ignored >"$STORE/ignored"
 echo "tree $tree"

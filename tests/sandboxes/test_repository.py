@@ -1,4 +1,4 @@
-"""History shows nothing newer than the base commit; a patch is exactly what changed, whatever was done to git."""
+"""History shows nothing newer than the base commit; a patch is what changed, whatever git was told."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER
 git init -q /testbed && cd /testbed && git symbolic-ref HEAD refs/heads/trunk
 at() { export GIT_AUTHOR_DATE="$1" GIT_COMMITTER_DATE="$1"; }
 at 2020-01-01T00:00:00Z
-printf 'one\\n' >a.py; printf '*.log\\nbuild/\\n' >.gitignore; printf 'x\\n' >kept.log; git add -f . ; git commit -qm first
+printf 'one\\n' >a.py; printf '*.log\\nbuild/\\n' >.gitignore; printf 'x\\n' >kept.log
+git add -f . ; git commit -qm first
 git tag -a v1 -m v1
 at 2021-01-01T00:00:00Z
 printf 'two\\n' >a.py; mkdir -p pkg; printf 'b\\n' >pkg/b.py; git add .; git commit -qm base; git tag base
@@ -58,13 +59,13 @@ async def text(sandbox: DockerSandbox, command: str) -> str:
 
 def test_no_object_of_the_future_is_left_anywhere(sealed: Callable[[Body], None]) -> None:  # T09
     async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
-        every = "git cat-file --batch-all-objects --batch --unordered 2>/dev/null | strings | grep -c FIXTEXT"
+        every = "git cat-file --batch-all-objects --batch --unordered 2>/dev/null | grep -ac FIXTEXT"
         assert (await text(sandbox, every)).strip() == "0"
         assert (
             await text(sandbox, "grep -rn FIXTEXT .git vendored/.git 2>/dev/null; git reflog; git stash list")
         ) == ""
         newest = await text(sandbox, "git log --all --format=%ct | sort -n | tail -1")
-        assert int(newest) == 1609459200 + 0 * len(baseline.tree)
+        assert int(newest) == 1609459200
 
     sealed(body)
 
@@ -97,9 +98,10 @@ def test_the_start_is_clean_and_changes_of_the_image_are_not_in_the_patch(
 
 
 EVERYTHING = r"""
-printf 'new file, no newline' >new.py; rm pkg/b.py; mkdir -p d; git mv a.py d/renamed.py 2>/dev/null || mv a.py d/renamed.py
+printf 'new file, no newline' >new.py; rm pkg/b.py; mkdir -p d; mv a.py d/renamed.py
 printf '\000\001\377binary' >blob.bin; : >empty.py; printf 'a\r\nb\r\n' >crlf.txt; ln -s d/renamed.py link
-printf '#!/bin/sh\n' >tool; chmod 755 tool; printf 'x y' >"sp ace.py"; printf q >"$(printf 'tab\there')"; printf u >ünï.py
+printf '#!/bin/sh\n' >tool; chmod 755 tool
+printf 'x y' >"sp ace.py"; printf q >"$(printf 'tab\there')"; printf u >ünï.py
 """
 
 
@@ -111,14 +113,17 @@ printf '#!/bin/sh\n' >tool; chmod 755 tool; printf 'x y' >"sp ace.py"; printf q 
         "git add -A",
         "rm -rf .git",
         "rm -rf .git && git init -q . && git add -A && git -c user.name=x -c user.email=x@y commit -qm work",
-        "git config core.autocrlf true; git config core.fileMode false; git config filter.x.clean 'sed s/a/b/'; "
-        "mkdir -p .git/info; printf '* filter=x\n' >.git/info/attributes; printf '*.py\n' >.git/info/exclude",
-        "printf '#!/bin/sh\nrm -rf /testbed/*\n' >.git/hooks-x; git config core.fsmonitor /testbed/.git/hooks-x",
+        "git config core.autocrlf true; git config core.fileMode false; "
+        "git config filter.x.clean 'sed s/a/b/'; mkdir -p .git/info; printf '* filter=x\n' >.git/info/attributes; printf '*.py\n' >.git/info/exclude",
+        "printf '#!/bin/sh\nrm -rf /testbed/*\n' >.git/evil; git config core.fsmonitor /testbed/.git/evil",
     ],
     ids=["left", "committed", "staged", "git deleted", "git init", "configuration", "fsmonitor"],
 )
 def test_a_patch_brings_another_start_to_the_same_bytes(sandboxed: Sandboxed, afterwards: str) -> None:  # T17
-    listing = r"find . -name .git -prune -o \( -type f -o -type l \) -printf '%p %y %m %l ' -a \( -type l -printf '\n' -o -exec sha1sum {} \; \) | grep -v kept | sort"
+    listing = (
+        r"find . -name .git -prune -o \( -type f -o -type l \) -printf '%p %y %m %l ' "
+        r"-a \( -type l -printf '\n' -o -exec sha1sum {} \; \) | grep -v kept | sort"
+    )
 
     async def body(sandbox: DockerSandbox) -> None:
         made = await sandbox.run(HISTORY + "rm -rf vendored; git rev-parse base", session=False)
