@@ -143,6 +143,13 @@ async def at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bytes | N
     return result.output if result.exit_code == 0 else None
 
 
+async def has_at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bool:
+    """Whether the baseline has a file or directory at `path`."""
+    env = {"WORKDIR": baseline.workdir, "OBJECT": f"{baseline.tree}:{path}", "STORE": STORE}
+    script = _script() + 'ours cat-file -e "$OBJECT" 2>/dev/null'
+    return (await sandbox.run(script, env=env, cwd="/", timeout=60, session=False)).exit_code == 0
+
+
 async def lay_out(sandbox: Sandbox, workdir: str, files: dict[str, str]) -> None:
     """Write text files below `workdir`. Raises `ValueError` for a path that leads out of it."""
     for path, text in files.items():

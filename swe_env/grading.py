@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sandboxes import repository
 from sandboxes.protocol import SandboxError
 from sandboxes.repository import Patch
-from swe_env.protected import RUNNER_MODULES, Verdict, examine, patch_paths, settings_changed
+from swe_env.protected import Verdict, examine, lookalikes, patch_paths, settings_changed
 from swe_env.workspace import Workspace, Workspaces
 from tasks.model import PytestTests, SwebenchTests, Task
 from tasks.swebench import eval_script, grade_log
@@ -78,8 +78,9 @@ async def _put_back(task: Task, patch: Patch, workspace: Workspace) -> Verdict:
     hidden = (
         set(task.tests.files) if isinstance(task.tests, PytestTests) else patch_paths(task.tests.test_patch)
     )
-    lookalikes = [path for path in patch.paths if RUNNER_MODULES.match(path)]
-    existing = {path for path in lookalikes if await repository.at_start(sandbox, baseline, path) is not None}
+    existing = {
+        root for root in lookalikes(patch.paths) if await repository.has_at_start(sandbox, baseline, root)
+    }
     verdict = examine(patch.paths, hidden=hidden, gold=patch_paths(task.gold_patch), existing=existing)
     for path in verdict.unexamined:
         before = await repository.at_start(sandbox, baseline, path)
@@ -142,9 +143,11 @@ async def _run_pytest(task: Task, tests: PytestTests, workspace: Workspace) -> G
     reported = _read_report(lines)
     required = [*task.fail_to_pass, *task.pass_to_pass]
     statuses: dict[str, Status] = {test: reported.get(test, "MISSING") for test in required}
-    honest = reported.get(f"{canary}::test_canary") == "FAILED"
-    resolved = honest and not ran.timed_out and all(status == "PASSED" for status in statuses.values())
-    forced = reported.get(f"{canary}::test_canary") == "PASSED"
+    canary_status = reported.get(f"{canary}::test_canary")
+    # pytest exits with 1 when it ran to its end and a test failed, as the canary does
+    honest = canary_status == "FAILED" and ran.exit_code == 1
+    forced = canary_status == "PASSED"
+    resolved = honest and all(status == "PASSED" for status in statuses.values())
     if ran.timed_out:
         reason = f"the hidden tests did not end within {task.test_timeout:g} seconds"
     elif not honest and not forced:
@@ -163,21 +166,32 @@ async def _run_pytest(task: Task, tests: PytestTests, workspace: Workspace) -> G
 
 
 async def _run_swebench(task: Task, workspace: Workspace) -> Grade:
-    """The instance's own evaluation script, read by swebench's own parser and rules."""
-    sandbox = workspace.sandbox
-    await sandbox.write("/eval.sh", eval_script(task).encode())
-    ran = await sandbox.run(
+    """The instance's own evaluation script, read by swebench's own parser and rules.
+
+    Its log can be forged by a process that prints a whole one and kills the script: how the script ended
+    counts too.
+    """
+    # bash reads a group to its end before it starts: the tested code cannot rewrite what is still to run
+    script = f"{{\n{eval_script(task)}\n}}\n"
+    await workspace.sandbox.write("/eval.sh", script.encode())
+    ran = await workspace.sandbox.run(
         "/bin/bash /eval.sh", timeout=task.test_timeout, output_limit=LOG_LIMIT, session=False
     )
     graded = grade_log(task, ran.text)
-    reason = f"the hidden tests did not end within {task.test_timeout:g} seconds" if ran.timed_out else ""
-    resolved = graded.resolved and not ran.timed_out
+    killed = ran.exit_code > 128  # 128 itself is how git fails
+    if ran.timed_out:
+        reason = f"the hidden tests did not end within {task.test_timeout:g} seconds"
+    elif killed:
+        reason = f"the test run was killed (exit code {ran.exit_code})"
+    else:
+        reason = graded.problem or _count(graded.statuses)
+    resolved = graded.resolved and not killed
     return Grade(
         resolved=resolved,
         reward=float(resolved),
         statuses=graded.statuses,
         timed_out=ran.timed_out,
-        reason=reason or graded.problem or _count(graded.statuses),
+        reason=reason,
         log=ran.output,
     )
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import configparser
 import posixpath
 import re
+import sys
 import tomllib
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-RUNNER_HOOKS = re.compile(
-    r"(^|/)(conftest\.py|pytest\.ini|\.pytest\.ini|(site|user)customize\.py|[^/]+\.pth)$"
-)
+RUNNER_HOOKS = re.compile(r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|(site|user)customize\.py|[^/]+\.pth)$")
 """Files that exist to change how Python or pytest runs."""
 
 RUNNER_SETTINGS = {
@@ -28,12 +27,14 @@ RUNNER_SETTINGS = {
 }
 """Files that hold runner settings among others, and the sections that are the runner's."""
 
-RUNNER_MODULES = re.compile(
-    r"^(src/|lib/)?(_?pytest|pluggy|iniconfig|py|unittest|coverage|xdist|pytest_[a-z_]+|encodings|codecs)(\.py|/)"
-)
-"""New modules of these names at an import root would be loaded instead of the runner's own."""
+IMPORT_ROOT = re.compile(r"^(?:src/|lib/)?([A-Za-z_]\w*)(?:\.py$|/)")
+"""What a module or package at an import root is called."""
 
-ARTEFACTS = re.compile(r"(^|/)__pycache__/|\.py[co]$")
+RUNNER_MODULES = re.compile(r"_?pytest|pluggy|iniconfig|packaging|py|coverage|xdist|pytest_\w+")
+"""Besides the standard library: new modules of these names would be loaded instead of the runner's own."""
+
+ARTEFACTS = re.compile(r"(^|/)(__pycache__|[^/]+\.(egg|dist)-info)/|\.py[co]$")
+"""Compiled modules, and metadata through which an installed package (or a forged one) adds plugins."""
 
 
 class Verdict(BaseModel):
@@ -54,7 +55,7 @@ class Verdict(BaseModel):
 
 def examine(paths: Iterable[str], *, hidden: set[str], gold: set[str], existing: set[str]) -> Verdict:
     """Sort a patch's paths. `hidden`: files of the hidden tests; `gold`: files the gold patch changes;
-    `existing`: those of `paths` that the baseline has."""
+    `existing`: those of :func:`lookalikes` that the baseline has."""
     found: dict[str, list[str]] = {"hidden": [], "tampered": [], "artefacts": [], "unexamined": []}
     for path in sorted(set(paths)):
         if path in hidden or any(test.startswith(path + "/") for test in hidden):
@@ -63,11 +64,24 @@ def examine(paths: Iterable[str], *, hidden: set[str], gold: set[str], existing:
             continue
         elif ARTEFACTS.search(path):
             found["artefacts"].append(path)
-        elif RUNNER_HOOKS.search(path) or (RUNNER_MODULES.match(path) and path not in existing):
+        elif RUNNER_HOOKS.search(path) or any(root not in existing for root in lookalikes([path])):
             found["tampered"].append(path)
         elif posixpath.basename(path) in RUNNER_SETTINGS:
             found["unexamined"].append(path)
     return Verdict(**found)
+
+
+def lookalikes(paths: Iterable[str]) -> set[str]:
+    """Import roots (`src/json`, `pytest.py`) that would stand in for the runner's or Python's own modules.
+
+    They do so only if they are new: a repository may well have a package `test`, or be pytest's own.
+    """
+    roots: set[str] = set()
+    for path in paths:
+        match = IMPORT_ROOT.match(path)
+        if match and (match[1] in sys.stdlib_module_names or RUNNER_MODULES.fullmatch(match[1])):
+            roots.add(path[: match.end()].rstrip("/"))
+    return roots
 
 
 def settings_changed(path: str, before: bytes | None, after: bytes | None) -> bool:

@@ -1,4 +1,4 @@
-"""A tiny model and a vLLM server for it, once a session: shared by every test marked `vllm`."""
+"""What is made once a session: the base image for tests marked `docker`, a served tiny model for `vllm`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from sandboxes.engine import ensure_base_image, ensure_engine
 from swe_env.serve import Server, serve
 
 CONTEXT = 8192
@@ -35,6 +36,13 @@ class RunningModel:
     url: str
     model_dir: Path
     context: int
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """The image of shipped tasks (made on the first use, about a minute)."""
+    ensure_engine(print)
+    return ensure_base_image(print)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ import trio
 from docker.errors import ImageNotFound
 
 from sandboxes.docker import DockerEngine, DockerSandbox
-from sandboxes.engine import ensure_base_image, ensure_engine
 from sandboxes.protocol import Limits
 
 T = TypeVar("T")
@@ -25,13 +24,6 @@ Sandboxed = Callable[..., Any]
 WORKDIR = "/work"
 TEST_SECONDS = 120
 BUSYBOX_IMAGE = "swe-env/test-busybox:1"
-
-
-@pytest.fixture(scope="session")
-def base_image() -> str:
-    """The image of shipped tasks (made on the first use, about a minute)."""
-    ensure_engine(print)
-    return ensure_base_image(print)
 
 
 @pytest.fixture(scope="session")

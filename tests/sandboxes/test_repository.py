@@ -114,7 +114,8 @@ printf 'x y' >"sp ace.py"; printf q >"$(printf 'tab\there')"; printf u >ünï.py
         "rm -rf .git",
         "rm -rf .git && git init -q . && git add -A && git -c user.name=x -c user.email=x@y commit -qm work",
         "git config core.autocrlf true; git config core.fileMode false; "
-        "git config filter.x.clean 'sed s/a/b/'; mkdir -p .git/info; printf '* filter=x\n' >.git/info/attributes; printf '*.py\n' >.git/info/exclude",
+        "git config filter.x.clean 'sed s/a/b/'; mkdir -p .git/info; "
+        "printf '* filter=x\n' >.git/info/attributes; printf '*.py\n' >.git/info/exclude",
         "printf '#!/bin/sh\nrm -rf /testbed/*\n' >.git/evil; git config core.fsmonitor /testbed/.git/evil",
     ],
     ids=["left", "committed", "staged", "git deleted", "git init", "configuration", "fsmonitor"],

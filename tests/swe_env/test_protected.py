@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swe_env.protected import examine, patch_paths, settings_changed
+from swe_env.protected import examine, lookalikes, patch_paths, settings_changed
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,9 @@ from swe_env.protected import examine, patch_paths, settings_changed
         "_pytest/runner.py",
         "src/pluggy/__init__.py",
         "pytest_cheat.py",
+        "pytest.toml",
+        "json.py",
+        "src/argparse/__init__.py",
     ],
 )
 def test_a_runner_hook_is_tampering(path: str) -> None:
@@ -34,8 +37,14 @@ def test_what_the_gold_patch_changes_is_the_policys_to_change() -> None:
 
 
 def test_a_runner_module_that_the_repository_has_is_source() -> None:
-    path = "src/_pytest/logging.py"  # pytest's own repository
-    assert examine([path], hidden=set(), gold=set(), existing={path}).restored == []
+    paths = ["src/_pytest/logging.py", "src/_pytest/new.py"]  # pytest's own repository
+    assert lookalikes(paths) == {"src/_pytest"}
+    assert examine(paths, hidden=set(), gold=set(), existing={"src/_pytest"}).restored == []
+
+
+@pytest.mark.parametrize("path", ["pkg/json.py", "tests/test_json.py", "jsonic.py", "src/app/types.py"])
+def test_a_module_below_a_package_or_of_another_name_is_work(path: str) -> None:
+    assert examine([path], hidden=set(), gold=set(), existing=set()).restored == []
 
 
 def test_hidden_paths_are_replaced_without_blame() -> None:
@@ -47,8 +56,8 @@ def test_a_link_in_place_of_the_hidden_tests_directory_is_put_back() -> None:
     assert examine(["tests"], hidden={"tests/test_a.py"}, gold=set(), existing=set()).hidden == ["tests"]
 
 
-def test_compiled_files_are_left_out() -> None:
-    path = "pkg/__pycache__/a.cpython-311.pyc"
+@pytest.mark.parametrize("path", ["pkg/__pycache__/a.cpython-311.pyc", "x.egg-info/entry_points.txt"])
+def test_build_products_are_left_out_without_blame(path: str) -> None:
     assert examine([path], hidden=set(), gold=set(), existing=set()).artefacts == [path]
 
 

@@ -1,4 +1,4 @@
-"""A base image and a Docker client for the tests that need a container."""
+"""A Docker client for the tests that need a container."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from pathlib import Path
 
 import docker
 import pytest
-
-from sandboxes.engine import ensure_base_image
-
-
-@pytest.fixture(scope="session")
-def base_image() -> str:
-    return ensure_base_image(print)
 
 
 @pytest.fixture(scope="session")
