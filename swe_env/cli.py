@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import trio
 import typer
@@ -18,7 +19,8 @@ from agents.prompts import PromptError
 from agents.tokenizer import TokenizerError
 from sandboxes.engine import ensure_base_image, ensure_engine
 from sandboxes.protocol import SandboxError
-from swe_env.display import Board, console, episode_table, show_episode, summary_table
+from swe_env.display import Board, console, program, show_episode, show_table
+from swe_env.policies import doubtful
 from swe_env.rundir import RunDir, RunError
 from swe_env.serve import ServerFailed
 from tasks.jsonl import TaskFileError
@@ -56,9 +58,11 @@ def run(
     instances: Annotated[str, typer.Option(help="Only these task ids, separated by commas.")] = "",
     n: Annotated[int, typer.Option(min=1, help="Episodes a task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 8,
-    url: Annotated[str | None, typer.Option(help="vLLM server (--policy vllm).")] = None,
-    model: Annotated[Path | None, typer.Option(help="Model directory: tokenizer and chat format.")] = None,
-    family: Annotated[str | None, typer.Option(help="Chat format, if config.json does not tell.")] = None,
+    url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory; served here unless --url is given.")
+    ] = None,
+    family: Annotated[Family | None, typer.Option(help="Chat format, if config.json does not tell.")] = None,
     prompts: Annotated[str, typer.Option(help="Prompt set: default, tiny, or a directory.")] = "default",
     turns: Annotated[int, typer.Option(min=1, help="Most turns an episode.")] = 50,
     context_tokens: Annotated[int, typer.Option(min=64, help="Longest token stream.")] = 32768,
@@ -83,7 +87,7 @@ def run(
         concurrency=concurrency,
         url=url,
         model=model,
-        family=cast("Family | None", family),
+        family=family,
         prompts=prompts,
         budget=Budget(turns=turns, context_tokens=context_tokens, turn_tokens=turn_tokens, seconds=seconds),
         sampling=Sampling(temperature=temperature, max_tokens=turn_tokens),
@@ -106,7 +110,7 @@ def show(
         if not episodes:
             raise RunError(f"{run} has no episodes: is it a run directory?")
         if episode is None:
-            console.print(episode_table(episodes), summary_table(episodes), sep="\n\n")
+            show_table(episodes)
             return
         matching = [one for one in episodes if one.id.startswith(episode)]
         exact = [one for one in matching if one.id == episode] or matching
@@ -192,22 +196,39 @@ def tasks(
 
 def main() -> None:
     """Entry point of `swe-env`."""
-    app()
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except USAGE_ERROR as error:
+        context: Any = getattr(error, "ctx", None)
+        command = context.command_path if context else "swe-env"
+        said = cast("Any", error).format_message().rstrip(".")
+        typer.echo(f"swe-env: {said}: see `{command} --help`", err=True)
+        code = 2
+    sys.exit(code)
+
+
+USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__bases__[0])
+"""What the command line library raises for bad arguments."""
 
 
 def _finish(rundir: RunDir) -> None:
+    """Show what a run came to. Exit code 1 if it lost episodes, or has tasks that cannot be right."""
     from swe_env.report import write_report
 
     episodes = rundir.episodes()
     page = write_report(rundir)
-    console.print(episode_table(episodes), summary_table(episodes), sep="\n\n")
+    show_table(episodes)
     console.print(f"\nepisodes  {rundir.episodes_path}\nreport    {page}", soft_wrap=True)
-    console.print(
-        f"next      swe-env show {rundir.path} {episodes[0].id if episodes else ''}", soft_wrap=True
-    )
+    console.print(f"next      {program()} show {rundir.path} {episodes[0].id}", soft_wrap=True)
     lost = sum(episode.end.is_infrastructure for episode in episodes)
     if lost:
-        console.print(f"[yellow]{lost} episodes were lost to infrastructure: run the same command again")
+        typer.echo(
+            f"swe-env: {lost} episodes were lost to infrastructure: run the same command again", err=True
+        )
+    wrong = [complaint for episode in episodes if (complaint := doubtful(episode))]
+    for complaint in wrong:
+        typer.echo(f"swe-env: {complaint}", err=True)
+    if lost or wrong:
         raise typer.Exit(1)
 
 

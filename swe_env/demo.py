@@ -13,7 +13,7 @@ import trio
 from agents.loop import Budget
 from agents.policy import Sampling
 from sandboxes.engine import ensure_base_image, ensure_engine
-from swe_env.display import Board, console, episode_table, summary_table
+from swe_env.display import Board, console, program, show_table
 from swe_env.report import render
 from swe_env.run import RunRequest, run
 from swe_env.rundir import RunDir, RunError, write_atomic
@@ -57,16 +57,16 @@ async def run_demo(out: Path, concurrency: int) -> None:
 def _show(runs: list[RunDir], where: Path) -> None:
     episodes = [episode for rundir in runs for episode in rundir.episodes()]
     by_task = sorted(episodes, key=lambda episode: episode.task_id)  # stable: gold, no-op, vLLM of each task
-    console.print(episode_table(by_task), summary_table(by_task), sep="\n\n")
+    show_table(by_task)
     page = where / "report.html"
     write_atomic(page, render("demo", by_task).encode())
     example = next(episode for episode in by_task if episode.policy == "gold")
     console.print(f"\neverything    {where}\nreport        {page}", soft_wrap=True)
     console.print("what next     one episode, turn by turn:", soft_wrap=True)
-    console.print(f"              swe-env show {where}/gold {example.id}", soft_wrap=True)
+    console.print(f"              {program()} show {where}/gold {example.id}", soft_wrap=True)
     console.print("              your own model, served by vLLM:", soft_wrap=True)
     console.print(
-        "              swe-env run --tasks shipped --policy vllm --url URL --model DIR --out runs/mine",
+        f"              {program()} run --tasks shipped --policy vllm --model DIR --out runs/mine",
         soft_wrap=True,
     )
 

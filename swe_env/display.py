@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -25,6 +29,16 @@ from swe_env.episode import Episode
 console = Console(highlight=False)
 if not console.is_terminal:
     console.width = 120  # a log has no width of its own; 80 would break the tables
+
+
+def program() -> str:
+    """What to type to call this program again: `swe-env`, or the path to it where it is not on PATH."""
+    called = Path(sys.argv[0])
+    found = shutil.which("swe-env")
+    if called.name != "swe-env" or (found and Path(found).resolve() == called.resolve()):
+        return "swe-env"
+    return os.path.relpath(called) if called.resolve().is_relative_to(Path.cwd()) else str(called)
+
 
 _STAGES = {"start": "starting", "play": "playing", "grade": "grading"}
 
@@ -78,9 +92,16 @@ class Board:
         return Group(self._progress, Text(f"{now}   {self._solved} of {self._done} solved", style="dim"))
 
 
-def episode_table(episodes: Sequence[Episode], title: str = "") -> Table:
+def show_table(episodes: Sequence[Episode], out: Console = console) -> None:
+    """Every episode, then what they come to."""
+    out.print(episode_table(episodes))
+    out.print()
+    out.print(summary_table(episodes))
+
+
+def episode_table(episodes: Sequence[Episode]) -> Table:
     """One row an episode."""
-    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for name in ("task", "policy", "turns", "tokens", "end", "reward", "seconds"):
         right = name in ("turns", "tokens", "reward", "seconds")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "end")

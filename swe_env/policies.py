@@ -26,6 +26,19 @@ def scripted(kind: str, task: Task, chat: Chat) -> Policy:
     return ScriptedPolicy.speaking("gold", messages or patch_messages(task.gold_patch.encode()), chat)
 
 
+def doubtful(episode: Episode) -> str | None:
+    """What the gold policy's result says against the task itself, in one line."""
+    if episode.policy != "gold" or episode.reward != 0 or episode.grade is None:
+        return None
+    tool_answers = [str(message["content"]) for message in episode.messages if message["role"] == "tool"]
+    if not episode.patch and tool_answers:
+        lines = tool_answers[0].strip().splitlines()
+        return (
+            f"{episode.task_id}: its gold patch does not apply: {lines[0] if lines else 'it changes nothing'}"
+        )
+    return f"{episode.task_id}: its gold patch does not solve it: {episode.grade.reason}"
+
+
 def load_recording(path: Path, chat: Chat) -> Episode:
     """An episode to replay: an `episode.json`, or the directory it lies in. Raises :class:`RunError`."""
     file = path / "episode.json" if path.is_dir() else path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import trio
 from pydantic import BaseModel, ConfigDict, Field
 
 import agents
-from agents.chat import Family, load_chat
+from agents.chat import Chat, Family, load_chat
 from agents.loop import Budget
 from agents.policy import Policy, Sampling
 from agents.prompts import load_prompts
@@ -24,6 +24,7 @@ from sandboxes.engine import BASE_IMAGE, ensure_base_image
 from swe_env.policies import KINDS, load_recording, replay, scripted
 from swe_env.rundir import RunDir, RunError, RunSpec
 from swe_env.runner import Job, Setting, Watcher, run_jobs
+from swe_env.serve import serve
 from swe_env.sources import digest, find_tasks
 from swe_env.workspace import Workspaces
 from tasks.model import ImageRef, InlineRepo, Task
@@ -64,17 +65,16 @@ async def run(
 
     Awaits all of them; cancelling keeps what is finished.
     Raises, before any sandbox starts: `RunError`, `TaskFileError`, `PromptError`, `TokenizerError`,
-    `PolicyError` (no server), `SandboxError` (no engine, no image).
+    `PolicyError` and `ServerFailed` (no server), `SandboxError` (no engine, no image).
     """
     tasks = find_tasks(request.tasks, request.instances)
     kind, _, recording_path = request.policy.partition(":")
     if kind not in ("vllm", "gold", "noop", "replay") or (kind == "replay") != bool(recording_path):
         raise RunError(f"no policy {request.policy!r}: give one of {', '.join(KINDS)}")
-    if kind == "vllm" and (request.url is None or request.model is None):
-        raise RunError("--policy vllm needs --url of the server and --model, the directory that it serves")
+    if kind == "vllm" and request.model is None:
+        raise RunError("--policy vllm needs --model, the directory that is served at --url or is to be")
     prompts = load_prompts(request.prompts)
     chat = load_chat(request.model or TINY_GLM, prompts.tools, request.family)
-    budget = request.budget
     recording = load_recording(Path(recording_path), chat) if kind == "replay" else None
     if recording is not None:
         tasks = [task for task in tasks if task.id == recording.task_id]
@@ -82,45 +82,37 @@ async def run(
             raise RunError(
                 f"{request.tasks} lacks the recording's task {recording.task_id!r}: name its --tasks"
             )
-    async with AsyncExitStack() as stack:
-        served: VllmPolicy | None = None
-        if kind == "vllm" and request.url is not None:
-            about = await check(request.url, sampling=request.sampling)
-            served = await stack.enter_async_context(
-                VllmPolicy.connect(request.url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids)
-            )
-            budget = budget.model_copy(
-                update={"context_tokens": min(budget.context_tokens, about.max_model_len)}
-            )
-        rundir = RunDir(request.out)
-        rundir.begin(
-            RunSpec(
-                policy=request.policy,
-                tasks_sha256=digest(tasks),
-                prompts_sha256=prompts.sha256,
-                tokenizer_sha256=chat.tokenizer.sha256,
-                budget=budget.model_dump(),
-                sampling=request.sampling.model_dump() if served else {},
-                version=importlib.metadata.version("swe-env"),
-            )
+    rundir = RunDir(request.out)
+    rundir.begin(
+        RunSpec(
+            policy=request.policy,
+            model=str(request.model.resolve()) if kind == "vllm" and request.model else "",
+            tasks_sha256=digest(tasks),
+            prompts_sha256=prompts.sha256,
+            tokenizer_sha256=chat.tokenizer.sha256,
+            budget=request.budget.model_dump(),
+            sampling=request.sampling.model_dump() if kind == "vllm" else {},
+            version=importlib.metadata.version("swe-env"),
         )
+    )
+    finished = rundir.finished()
+    wanted = [(f"{task.id}--{kind}--{index}", task) for task in tasks for index in range(request.n)]
+    missing = [(name, task) for name, task in wanted if name not in finished]
+    if not missing:
+        return rundir
+    async with AsyncExitStack() as stack:
+        budget, served = request.budget, None
+        if kind == "vllm" and request.model is not None:
+            served, longest = await stack.enter_async_context(_served(request, request.model, chat, say))
+            budget = budget.model_copy(update={"context_tokens": min(budget.context_tokens, longest)})
 
         def make_policy(task: Task) -> Policy:
             if served is not None:
                 return served
             return replay(recording) if recording is not None else scripted(kind, task, chat)
 
-        finished = rundir.finished()
-        jobs = [
-            Job(f"{task.id}--{kind}--{index}", task, partial(make_policy, task))
-            for task in tasks
-            for index in range(request.n)
-        ]
-        missing = [job for job in jobs if job.id not in finished]
-        if not missing:
-            return rundir
         engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
-        await _ensure_images([job.task for job in missing], request, engine, say)
+        await _ensure_images([task for _, task in missing], request, engine, say)
         setting = Setting(
             chat=chat,
             workspaces=Workspaces(engine, BASE_IMAGE),
@@ -130,9 +122,25 @@ async def run(
             concurrency=request.concurrency,
             retries=request.retries,
         )
-        with watching(len(missing)) as watcher:
-            await run_jobs(missing, setting, rundir, watcher)
+        jobs = [Job(name, task, partial(make_policy, task)) for name, task in missing]
+        with watching(len(jobs)) as watcher:
+            await run_jobs(jobs, setting, rundir, watcher)
     return rundir
+
+
+@asynccontextmanager
+async def _served(
+    request: RunRequest, model: Path, chat: Chat, say: Say
+) -> AsyncGenerator[tuple[VllmPolicy, int]]:
+    """The policy behind `--url`, or behind a server of our own, and the longest stream it takes [tokens]."""
+    async with AsyncExitStack() as stack:
+        url = request.url
+        if url is None:
+            server = serve(model, log_path=request.out / "vllm.log", say=say)
+            url = (await stack.enter_async_context(server)).url
+        about = await check(url, sampling=request.sampling)
+        policy = VllmPolicy.connect(url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids)
+        yield await stack.enter_async_context(policy), about.max_model_len
 
 
 async def _ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> None:

@@ -33,6 +33,8 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str
+    model: str = ""
+    """Directory of the model that plays; empty for scripted policies."""
     tasks_sha256: str
     prompts_sha256: str
     tokenizer_sha256: str
@@ -53,14 +55,14 @@ class RunDir:
         file = self.path / "run.json"
         try:
             self.episodes_path.mkdir(parents=True, exist_ok=True)
-            if file.exists():
-                _same(RunSpec.model_validate_json(file.read_text()), spec, self.path)
-            elif any(self.path.iterdir()) and any(self.episodes_path.iterdir()):
-                raise RunError(f"{self.path} holds episodes but no run.json: choose another --out")
-            else:
-                write_atomic(file, spec.model_dump_json(indent=1).encode())
             for leftover in self.episodes_path.glob(".*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            if not any(self.episodes_path.iterdir()):
+                write_atomic(file, spec.model_dump_json(indent=1).encode())
+            elif file.exists():
+                _same(RunSpec.model_validate_json(file.read_text()), spec, self.path)
+            else:
+                raise RunError(f"{self.path} holds episodes but no run.json: choose another --out")
         except (OSError, ValidationError) as error:
             raise RunError(f"cannot use {self.path} as a run directory: {_first_line(error)}") from None
 

@@ -30,7 +30,7 @@ git checkout -q -b other; printf 'FIXTEXT dangling\\n' >c.py; git add .; git com
 git checkout -q trunk; git branch -qD other
 printf 'FIXTEXT stashed\\n' >a.py; git stash -q
 git notes add -m FIXTEXT; git config alias.fix '!echo FIXTEXT'
-git clone -q . vendored; git -C vendored checkout -q future
+git clone -q . vendored; git -C vendored checkout -q base
 git reset -q --hard base
 git rev-parse base
 """

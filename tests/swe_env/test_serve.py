@@ -140,7 +140,7 @@ def test_cancelled_while_its_engine_starts_leaves_no_process(tmp_path: Path, tin
             while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
                 await trio.sleep(0.1)
             rows = subprocess.run(
-                ["ps", "-eo", "pgid=,args="], capture_output=True, text=True
+                ["ps", "-ww", "-eo", "pgid=,args="], capture_output=True, text=True
             ).stdout.splitlines()
             groups = [int(row.split()[0]) for row in rows if "vllm_launcher" in row and str(tiny_glm) in row]
             # the shared server serves the same model: ours is the younger one
