@@ -24,7 +24,7 @@ from sandboxes.engine import BASE_IMAGE, ensure_base_image
 from swe_env.policies import KINDS, load_recording, replay, scripted
 from swe_env.rundir import RunDir, RunError, RunSpec
 from swe_env.runner import Job, Setting, Watcher, run_jobs
-from swe_env.serve import serve
+from swe_env.serve import Server, serve
 from swe_env.sources import digest, find_tasks
 from swe_env.workspace import Workspaces
 from tasks.model import ImageRef, InlineRepo, Task
@@ -132,15 +132,35 @@ async def run(
 async def _served(
     request: RunRequest, model: Path, chat: Chat, say: Say
 ) -> AsyncGenerator[tuple[VllmPolicy, int]]:
-    """The policy behind `--url`, or behind a server of our own, and the longest stream it takes [tokens]."""
-    async with AsyncExitStack() as stack:
-        url = request.url
-        if url is None:
-            server = serve(model, log_path=request.out / "vllm.log", say=say)
-            url = (await stack.enter_async_context(server)).url
-        about = await check(url, sampling=request.sampling)
-        policy = VllmPolicy.connect(url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids)
-        yield await stack.enter_async_context(policy), about.max_model_len
+    """The policy behind `--url`, or behind a server of our own, and the longest stream it takes [tokens].
+
+    Raises `ServerFailed` into the block when a server of our own dies.
+    """
+    if request.url is not None:
+        async with _connected(request.url, request.sampling, chat) as policy:
+            yield policy
+        return
+    async with (
+        serve(model, log_path=request.out / "vllm.log", say=say) as server,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_watch, server)
+        async with _connected(server.url, request.sampling, chat) as policy:
+            yield policy
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _connected(url: str, sampling: Sampling, chat: Chat) -> AsyncGenerator[tuple[VllmPolicy, int]]:
+    about = await check(url, sampling=sampling)
+    async with VllmPolicy.connect(url, sampling=sampling, stop_token_ids=chat.stop_token_ids) as policy:
+        yield policy, about.max_model_len
+
+
+async def _watch(server: Server) -> None:
+    while True:
+        server.check_alive()
+        await trio.sleep(0.5)
 
 
 async def _ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> None:
