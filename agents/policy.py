@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class PolicyError(Exception):
@@ -20,10 +20,8 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, ge=0)
     """0 is greedy (evaluation only: greedy episodes carry no usable logprobs)."""
-    max_tokens: int = 4096
-    """Most tokens one turn may sample."""
 
 
 class Completion(BaseModel):

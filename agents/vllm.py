@@ -111,24 +111,23 @@ class VllmPolicy:
         return f"vllm:{self._model}"
 
     async def complete(self, prompt_ids: list[int], *, max_tokens: int) -> Completion:
-        """Sample at most `max_tokens` tokens (and at most `sampling.max_tokens`) after `prompt_ids`.
+        """Sample at most `max_tokens` tokens after `prompt_ids`.
 
         Awaits the whole completion; cancelling closes the connection, and vLLM drops the request.
         Raises :class:`ContextOverflow` when the prompt fills the context, :class:`PolicyError` when
         the server is gone, too slow, or answers something that is not a completion.
         """
-        most = min(max_tokens, self.sampling.max_tokens)
         answer = await self._generate(
             prompt_ids,
             {
                 "temperature": self.sampling.temperature,
-                "max_tokens": most,
+                "max_tokens": max_tokens,
                 "logprobs": 0,  # the sampled token's own, no alternatives
                 "stop_token_ids": sorted(self._stop_token_ids),
                 "ignore_eos": True,  # generation_config.json may name other stop tokens than ours
             },
         )
-        return _checked(answer, self._url, stop_token_ids=self._stop_token_ids, max_tokens=most)
+        return _checked(answer, self._url, stop_token_ids=self._stop_token_ids, max_tokens=max_tokens)
 
     async def score(self, token_ids: list[int]) -> list[float | None]:
         """Logprob of every token given those before it, by the server's present weights [tokens].

@@ -10,25 +10,27 @@ from typing import Annotated, Any, TypeVar, cast
 
 import trio
 import typer
-from pydantic import ValidationError
+from rich.markup import escape
 
 from agents.chat import Family
-from agents.loop import Budget
-from agents.policy import PolicyError, Sampling
+from agents.policy import PolicyError
 from agents.prompts import PromptError
 from agents.tokenizer import TokenizerError
 from sandboxes.engine import ensure_base_image, ensure_engine
 from sandboxes.protocol import SandboxError
 from swe_env.display import Board, console, program, show_episode, show_table
 from swe_env.policies import doubtful
+from swe_env.request import RunRequest, read_request
 from swe_env.rundir import RunDir, RunError
 from swe_env.serve import ServerFailed
+from swe_env.sources import FORMS
 from tasks.jsonl import TaskFileError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="An environment in which a language model learns software engineering by doing it.",
 )
 T = TypeVar("T")
@@ -52,50 +54,62 @@ def demo(
 
 @app.command()
 def run(
-    tasks: Annotated[str, typer.Option(help="shipped, synthetic:train:N, swebench:FILE, or a .jsonl file.")],
-    policy: Annotated[str, typer.Option(help="vllm, gold, noop or replay:EPISODE.")],
-    out: Annotated[Path, typer.Option(help="Run directory; the same command again does what is missing.")],
-    instances: Annotated[str, typer.Option(help="Only these task ids, separated by commas.")] = "",
-    n: Annotated[int, typer.Option(min=1, help="Episodes a task.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 8,
+    tasks: Annotated[str | None, typer.Option(help=f"Which tasks: {FORMS}.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Who plays: vllm, gold, noop or replay:EPISODE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; asked again, does what is missing.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of these options (see configs/).")] = None,
+    instances: Annotated[str | None, typer.Option(help="Only these task ids, separated by commas.")] = None,
+    n: Annotated[int | None, typer.Option(help="Episodes a task [1].")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Episodes at once [8].")] = None,
     url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="Model directory; served here unless --url is given.")
     ] = None,
     family: Annotated[Family | None, typer.Option(help="Chat format, if config.json does not tell.")] = None,
-    prompts: Annotated[str, typer.Option(help="Prompt set: default, tiny, or a directory.")] = "default",
-    turns: Annotated[int, typer.Option(min=1, help="Most turns an episode.")] = 50,
-    context_tokens: Annotated[int, typer.Option(min=64, help="Longest token stream.")] = 32768,
-    turn_tokens: Annotated[int, typer.Option(min=1, help="Most tokens sampled in a turn.")] = 4096,
-    seconds: Annotated[float, typer.Option(min=1, help="Wall clock an episode.")] = 1800.0,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    prompts: Annotated[str | None, typer.Option(help="Prompts: default, tiny, or a directory.")] = None,
+    turns: Annotated[int | None, typer.Option(help="Most turns an episode [50].")] = None,
+    context_tokens: Annotated[int | None, typer.Option(help="Longest token stream [32768].")] = None,
+    turn_tokens: Annotated[int | None, typer.Option(help="Most tokens sampled in a turn [4096].")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Wall clock an episode [1800].")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling [1.0].")] = None,
     repo_mirror: Annotated[
         Path | None, typer.Option(help="Clones from which SWE-bench images are built here.")
     ] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
 ) -> None:
     """Play episodes: many at once, resumable, graded."""
-    from swe_env.run import RunRequest
-    from swe_env.run import run as run_all
+    from swe_env.run import run as play
 
-    request = RunRequest(
-        tasks=tasks,
-        policy=policy,
-        out=out,
-        instances=[name for name in instances.split(",") if name],
-        n=n,
-        concurrency=concurrency,
-        url=url,
-        model=model,
-        family=family,
-        prompts=prompts,
-        budget=Budget(turns=turns, context_tokens=context_tokens, turn_tokens=turn_tokens, seconds=seconds),
-        sampling=Sampling(temperature=temperature, max_tokens=turn_tokens),
-        repo_mirror=repo_mirror,
-        python=python,
-    )
+    def ask() -> RunRequest:
+        return read_request(
+            config,
+            {
+                "tasks": tasks,
+                "policy": policy,
+                "out": out,
+                "instances": None if instances is None else [name for name in instances.split(",") if name],
+                "n": n,
+                "concurrency": concurrency,
+                "url": url,
+                "model": model,
+                "family": family,
+                "prompts": prompts,
+                "budget": {
+                    "turns": turns,
+                    "context_tokens": context_tokens,
+                    "turn_tokens": turn_tokens,
+                    "seconds": seconds,
+                },
+                "sampling": {"temperature": temperature},
+                "repo_mirror": repo_mirror,
+                "python": python,
+            },
+        )
 
-    _finish(_run(lambda: run_all(request, Board.live, _say)))
+    request = _guard(ask)
+    _finish(_run(lambda: play(request, Board.live, _say)))
 
 
 @app.command()
@@ -130,9 +144,11 @@ def doctor() -> None:
     findings = examine_machine()
     for finding in findings:
         mark = "[green]ok     [/]" if finding.ok else "[red]missing[/]"
-        console.print(f"{mark} [bold]{finding.what}[/]: {finding.detail}", soft_wrap=True)
+        console.print(f"{mark} [bold]{finding.what}[/]: {escape(finding.detail)}", soft_wrap=True)
         if not finding.ok:
-            console.print(f"        to get it: {finding.cure}  (for {finding.needed_for})", soft_wrap=True)
+            console.print(
+                f"        to get it: {escape(finding.cure)}  (for {finding.needed_for})", soft_wrap=True
+            )
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
 
 
@@ -186,10 +202,8 @@ def tasks(
             console.print(f"wrote {len(found)} tasks to {out}")
             return
         for task in found:
-            difficulty = task.metadata.get("difficulty", "")
-            console.print(
-                f"[bold]{task.id}[/] {difficulty} {task.problem_statement.splitlines()[0]}", soft_wrap=True
-            )
+            level, problem = task.metadata.get("difficulty", ""), task.problem_statement.splitlines()[0]
+            console.print(f"[bold]{task.id}[/] {level} {escape(problem)}", soft_wrap=True)
 
     _guard(list_them)
 
@@ -233,7 +247,7 @@ def _finish(rundir: RunDir) -> None:
 
 
 def _say(line: str) -> None:
-    console.print(f"[dim]{line}[/]", soft_wrap=True)
+    console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _run(work: Callable[[], Awaitable[T]]) -> T:
@@ -268,9 +282,6 @@ def _guard(work: Callable[[], T]) -> T:
     """Turn expected errors into one line and exit code 2."""
     try:
         return work()
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except EXPECTED as error:
         message = str(error)
     except BaseExceptionGroup as group:

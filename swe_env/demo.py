@@ -11,11 +11,11 @@ from typing import Any
 import trio
 
 from agents.loop import Budget
-from agents.policy import Sampling
 from sandboxes.engine import ensure_base_image, ensure_engine
 from swe_env.display import Board, console, program, show_table
 from swe_env.report import render
-from swe_env.run import RunRequest, run
+from swe_env.request import RunRequest
+from swe_env.run import run
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.serve import serve
 
@@ -49,8 +49,7 @@ async def run_demo(out: Path, concurrency: int) -> None:
         _say(f"vLLM serves {model} at {server.url}")
         await play_scripted()
         _say("playing the served model: its weights are random, it earns what luck gives")
-        sampling = Sampling(max_tokens=budget.turn_tokens)
-        await play("vllm", url=server.url, model=model, prompts="tiny", sampling=sampling)
+        await play("vllm", url=server.url, model=model, prompts="tiny")
     _show([RunDir(where / policy) for policy in ("gold", "noop", "vllm")], where)
 
 
@@ -91,4 +90,4 @@ async def _make_model(model: Path) -> None:
 
 
 def _say(line: str) -> None:
-    console.print(f"[dim]{line}[/]", soft_wrap=True)
+    console.print(line, style="dim", markup=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from swe_env.episode import Episode
 
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)
 if not console.is_terminal:
     console.width = 120  # a log has no width of its own; 80 would break the tables
 
@@ -69,7 +70,8 @@ class Board:
         self._stages.pop(episode.id, None)
         if episode.end.is_infrastructure:
             again = "trying again" if will_retry else "given up; run the same command again to retry"
-            self._out.print(f"[yellow]{episode.id}: {episode.end}: {episode.error} ({again})", soft_wrap=True)
+            line = f"{episode.id}: {episode.end}: {episode.error} ({again})"
+            self._out.print(line, style="yellow", markup=False, soft_wrap=True)
         if not will_retry:
             self._done += 1
             self._solved += (episode.reward or 0) > 0
@@ -172,7 +174,7 @@ def show_episode(episode: Episode, out: Console = console) -> None:
 
 def _show_call(call: dict[str, Any], out: Console) -> None:
     problem = f" [red]({call['problem']})[/]" if call.get("problem") else ""
-    out.print(f"[cyan]▸ {call['name'] or '?'}[/]{problem}")
+    out.print(f"[cyan]▸ {escape(call['name'] or '?')}[/]{problem}")
     if call.get("problem"):
         out.print(Text(str(call.get("raw", "")), style="red"))
         return

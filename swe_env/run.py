@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from pydantic import BaseModel, ConfigDict, Field
 
 import agents
-from agents.chat import Chat, Family, load_chat
-from agents.loop import Budget
+from agents.chat import Chat, load_chat
 from agents.policy import Policy, Sampling
 from agents.prompts import load_prompts
 from agents.tools import ToolLimits
@@ -22,6 +20,7 @@ from agents.vllm import VllmPolicy, check
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
 from swe_env.policies import KINDS, load_recording, replay, scripted
+from swe_env.request import RunRequest
 from swe_env.rundir import RunDir, RunError, RunSpec
 from swe_env.runner import Job, Setting, Watcher, run_jobs
 from swe_env.serve import Server, serve
@@ -34,28 +33,6 @@ TINY_GLM = Path(agents.__file__).parent / "tiny_glm"
 """Tokenizer of scripted policies when no model is given."""
 
 Say = Callable[[str], None]
-
-
-class RunRequest(BaseModel):
-    """What `swe-env run` was asked for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tasks: str
-    policy: str
-    out: Path
-    instances: list[str] = []
-    n: int = Field(default=1, ge=1)
-    concurrency: int = Field(default=8, ge=1)
-    url: str | None = None
-    model: Path | None = None
-    family: Family | None = None
-    prompts: str = "default"
-    budget: Budget = Budget()
-    sampling: Sampling = Sampling()
-    retries: int = Field(default=2, ge=0)
-    repo_mirror: Path | None = None
-    python: Path | None = None
 
 
 async def run(

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swe_env.episode import Episode
+from swe_env.request import read_request
 from swe_env.run import TINY_GLM
 from swe_env.rundir import RunDir
 from tasks.jsonl import save_tasks
 from tasks.model import ImageRef
 from tests.swe_env.conftest import make_task
 
+ROOT = Path(__file__).parents[2]
 TWO = "op-shipped-000000,two-shipped-000029"
 
 
@@ -54,7 +57,7 @@ def containers() -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--policy", "gold"], "'--tasks'"),
+        (["--policy", "gold"], "--tasks is missing"),
         (["--tasks", "shipped", "--policy", "golden"], "vllm, gold, noop, replay:FILE"),
         (["--tasks", "shipped", "--policy", "replay"], "replay:FILE"),
         (["--tasks", "shipped", "--policy", "replay:nowhere"], "nowhere"),
@@ -63,7 +66,9 @@ def containers() -> set[str]:
         (["--tasks", "swebench:absent.jsonl", "--policy", "gold"], "absent.jsonl"),
         (["--tasks", "shipped", "--instances", "op-1", "--policy", "gold"], "op-1"),
         (["--tasks", "shipped", "--policy", "gold", "--prompts", "shouting"], "default, tiny"),
-        (["--tasks", "shipped", "--policy", "gold", "--concurrency", "0"], "--concurrency"),
+        (["--tasks", "shipped", "--policy", "gold", "--concurrency", "0"], "concurrency"),
+        (["--tasks", "shipped", "--policy", "gold", "--turns", "0"], "budget.turns"),
+        (["--tasks", "shipped", "--policy", "gold", "--config", "absent.toml"], "absent.toml"),
         (["--tasks", "shipped", "--policy", "gold", "--n", "many"], "--n"),
         (["--tasks", "shipped", "--policy", "gold", "--frobnicate"], "--frobnicate"),
         (["--tasks", "shipped", "--policy", "vllm"], "--model"),
@@ -77,6 +82,21 @@ def test_bad_arguments_are_refused_in_one_line_that_names_the_cure(
 ) -> None:
     assert says in refusal(call("run", *arguments, "--out", tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_of_a_config_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("[budget]\nturnz = 3\n")
+    said = refusal(run(tmp_path / "run", "shipped", "gold", "--config", config))
+    assert f"{config}: budget.turnz" in said
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid_and_options_go_over_them(config: Path) -> None:
+    options = {"out": Path("x"), "budget": {"turns": 3, "seconds": None}, "n": None}
+    request = read_request(config, options)
+    assert request.budget.turns == 3
+    assert request.budget.seconds == tomllib.loads(config.read_text())["budget"]["seconds"]
 
 
 def test_a_malformed_task_is_named_by_file_line_and_field(tmp_path: Path) -> None:
