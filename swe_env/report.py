@@ -9,7 +9,7 @@ from typing import Any
 from swe_env.episode import Episode
 from swe_env.rundir import RunDir, write_atomic
 
-_STYLE = """
+_STYLE = r"""
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1c2330}
 h1{font-size:1.4rem;margin-bottom:0}h2{font-size:1.05rem;margin-top:2rem}
 .muted{color:#66707f}
@@ -18,8 +18,10 @@ th,td{text-align:left;padding:.3rem .7rem;border-bottom:1px solid #e4e7ec}
 th{font-weight:600}.n{text-align:right}
 .bar{background:#e4e7ec;border-radius:3px;height:.6rem;width:10rem;display:inline-block}
 .bar i{background:#2f855a;border-radius:3px;height:100%;display:block}
-details{border-bottom:1px solid #e4e7ec}summary{cursor:pointer;padding:.35rem 0;display:flex;gap:1rem}
-summary b{flex:1;font-weight:500}.ok{color:#2f855a}.no{color:#b23b3b}.lost{color:#b7791f}
+details{border-bottom:1px solid #e4e7ec}.ok{color:#2f855a}.no{color:#b23b3b}.lost{color:#b7791f}
+summary{cursor:pointer;padding:.35rem 0;display:grid;grid-template-columns:1fr 5rem 7rem 9rem 6rem 5rem}
+summary span{text-align:right}summary b{font-weight:500}summary b::before{content:"\25b8\00a0";color:#66707f}
+details[open] summary b::before{content:"\25be\00a0"}
 pre{background:#f6f7f9;padding:.7rem;overflow:auto;white-space:pre-wrap;border-radius:4px;margin:.3rem 0}
 .role{font-size:.8rem;color:#66707f;margin-top:.6rem}
 """
