@@ -34,7 +34,10 @@ def busybox_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> 
         client.inspect_image(BUSYBOX_IMAGE)
     except ImageNotFound:
         folder = tmp_path_factory.mktemp("busybox")
-        subprocess.run(["apt-get", "download", "busybox-static"], cwd=folder, check=True, capture_output=True)
+        download = ["apt-get", "download", "busybox-static"]
+        if subprocess.run(download, cwd=folder, capture_output=True).returncode != 0:  # no package lists yet
+            subprocess.run(["apt-get", "update"], check=True, capture_output=True)
+            subprocess.run(download, cwd=folder, check=True, capture_output=True)
         package = next(folder.glob("*.deb"))
         subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
         archive = io.BytesIO()

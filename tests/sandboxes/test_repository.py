@@ -70,6 +70,36 @@ def test_no_object_of_the_future_is_left_anywhere(sealed: Callable[[Body], None]
     sealed(body)
 
 
+def test_alternates_and_submodules_lead_to_no_future_either(sandboxed: Sandboxed) -> None:
+    """A repository with a submodule, both with a future, whose objects lie in an alternate store."""
+    script = """
+    set -e
+    export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
+    git config --global protocol.file.allow always
+    git init -q /part && cd /part && echo part >part.py && git add . && git commit -qm part
+    git init -q /origin && cd /origin && git submodule -q add /part part
+    echo 1 >a.py && git add . && git commit -qm base
+    git tag base; echo FIXTEXT >a.py; git commit -qam fix
+    cd /part && echo FIXTEXT >part.py && git commit -qam fix
+    git clone -qs /origin /testbed && cd /testbed && git checkout -q base && git submodule -q update --init
+    git -C part fetch -q; cat .git/objects/info/alternates >&2; git rev-parse base
+    """
+
+    async def body(sandbox: DockerSandbox) -> None:
+        made = await sandbox.run(script, session=False)
+        assert made.exit_code == 0, made.text
+        baseline = await seal(sandbox, "/testbed", made.text.split()[-1])
+        await sandbox.run("rm -rf /origin /part")
+        assert await text(sandbox, "find . -name .git -o -name alternates -o -name modules") == "./.git\n"
+        every = "git cat-file --batch-all-objects --batch --unordered | grep -ac FIXTEXT; grep -r FIXTEXT ."
+        assert (await text(sandbox, every)).strip() == "0"
+        assert await text(sandbox, "cat part/part.py; git status --porcelain; git fsck --full") == "part\n"
+        await sandbox.write("/testbed/part/part.py", b"mine\n")
+        assert (await capture(sandbox, baseline)).paths == ["part/part.py"]
+
+    sandboxed(body)
+
+
 def test_the_past_is_still_there_with_its_branch_and_old_tags(sealed: Callable[[Body], None]) -> None:
     async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
         assert (await text(sandbox, "git log --format=%s trunk")).split()[-2:] == ["base", "first"]
