@@ -18,12 +18,13 @@ from agents.prompts import PromptError
 from agents.tokenizer import TokenizerError
 from sandboxes.engine import ensure_base_image, ensure_engine
 from sandboxes.protocol import SandboxError
-from swe_env.display import Board, console, program, show_episode, show_table
+from swe_env.display import Board, console, program, show_episode, show_evaluation, show_table
+from swe_env.grading import Mode
 from swe_env.policies import doubtful
 from swe_env.request import RunRequest, read_request
 from swe_env.rundir import RunDir, RunError
 from swe_env.serve import ServerFailed
-from swe_env.sources import FORMS
+from swe_env.sources import FORMS, find_tasks
 from tasks.jsonl import TaskFileError
 
 app = typer.Typer(
@@ -89,7 +90,7 @@ def run(
                 "tasks": tasks,
                 "policy": policy,
                 "out": out,
-                "instances": None if instances is None else [name for name in instances.split(",") if name],
+                "instances": _names(instances),
                 "n": n,
                 "concurrency": concurrency,
                 "url": url,
@@ -110,6 +111,79 @@ def run(
 
     request = _guard(ask)
     _finish(_run(lambda: play(request, Board.live, _say)))
+
+
+@app.command("eval")
+def evaluate(
+    dataset: Annotated[
+        str, typer.Option(help="verified, lite, full, multilingual, a hub id, or a path.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; asked again, does what is missing.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory: its agent plays every instance.")
+    ] = None,
+    gold: Annotated[bool, typer.Option("--gold", help="Grade the reference patches.")] = False,
+    predictions: Annotated[Path | None, typer.Option(help="Grade this file of predictions.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, as for run.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of the dataset [test].")] = None,
+    instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="official: as the harness does; strict: tampering forfeits.")
+    ] = "official",
+    n: Annotated[int | None, typer.Option(help="Attempts an instance [1].")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
+    url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
+    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
+    python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
+    reproduce: Annotated[Path | None, typer.Option(help="Say what differs from this evaluation now.")] = None,
+) -> None:
+    """Evaluate a model, or patches that are there already, on SWE-bench."""
+    if reproduce is not None:
+        _reproduce(reproduce)
+        return
+    sources = [bool(model), gold, bool(predictions)]
+    if sum(sources) != 1 or not dataset:
+        typer.echo("swe-env: give --dataset and one of --model, --gold and --predictions", err=True)
+        raise typer.Exit(2)
+    policy = "vllm" if model else "predictions:gold" if gold else f"predictions:{predictions}"
+    options = {
+        "tasks": f"swebench:{dataset}",
+        "policy": policy,
+        "out": out,
+        "split": split,
+        "instances": _names(instances),
+        "mode": mode,
+        "n": n,
+        "concurrency": concurrency,
+        "url": url,
+        "model": model,
+        "repo_mirror": repo_mirror,
+        "python": python,
+    }
+    _evaluate(_guard(lambda: read_request(config, options)))
+
+
+@app.command()
+def grade(
+    predictions: Annotated[Path, typer.Option(help="Official format, .jsonl or .json.")],
+    dataset: Annotated[str, typer.Option(help="What they were made for.")],
+    out: Annotated[Path, typer.Option(help="Run directory.")],
+    mode: Annotated[Mode, typer.Option(help="official or strict.")] = "official",
+    concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
+    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
+) -> None:
+    """Grade predictions that somebody else made: `eval --predictions`, for short."""
+    options = {
+        "tasks": f"swebench:{dataset}",
+        "policy": f"predictions:{predictions}",
+        "out": out,
+        "mode": mode,
+        "concurrency": concurrency,
+        "repo_mirror": repo_mirror,
+    }
+    _evaluate(_guard(lambda: read_request(None, options)))
 
 
 @app.command()
@@ -192,7 +266,6 @@ def tasks(
     out: Annotated[Path | None, typer.Option(help="Write them to this .jsonl file.")] = None,
 ) -> None:
     """List tasks, or write generated ones to a file."""
-    from swe_env.sources import find_tasks
     from tasks.jsonl import save_tasks
 
     def list_them() -> None:
@@ -223,6 +296,41 @@ def main() -> None:
 
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """What the command line library raises for bad arguments."""
+
+
+def _evaluate(request: RunRequest) -> None:
+    """Run, write everything official, show. Exit code 1 if attempts have no verdict."""
+    from swe_env.evaluation import write_results
+    from swe_env.report import write_report
+    from swe_env.run import run as play
+
+    rundir = _run(lambda: play(request, Board.live, _say))
+    tasks = _guard(lambda: find_tasks(request.tasks, request.instances, request.split))
+    summary = write_results(rundir, tasks)
+    page = write_report(rundir)
+    show_evaluation(summary)
+    console.print(f"\neverything  {rundir.path}\nreport      {page}", soft_wrap=True)
+    if summary.no_verdict:
+        lost = len(summary.no_verdict)
+        typer.echo(f"swe-env: {lost} attempts have no verdict: run the same command again", err=True)
+        raise typer.Exit(1)
+
+
+def _reproduce(path: Path) -> None:
+    """Say what differs between an evaluation and the same request now. Exit code 1 if anything does."""
+    from swe_env.reproduce import differences
+
+    found = _guard(lambda: trio.run(differences, path))
+    for name, (then, now) in found.items():
+        console.print(f"{name}: then {then}, now {now}", markup=False, soft_wrap=True)
+    if found:
+        typer.echo(f"swe-env: {len(found)} things differ from {path}", err=True)
+        raise typer.Exit(1)
+    console.print(f"nothing differs from {path}: the same command, with another --out, repeats it")
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name for name in text.split(",") if name]
 
 
 def _finish(rundir: RunDir) -> None:

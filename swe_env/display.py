@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swe_env.episode import Episode
+from swe_env.evaluation import Summary
 
 console = Console(highlight=False, emoji=False)
 if not console.is_terminal:
@@ -141,6 +142,34 @@ def summary_table(episodes: Sequence[Episode]) -> Table:
             ", ".join(f"{end} {count}" for end, count in ends.most_common()),
         )
     return table
+
+
+def show_evaluation(summary: Summary, out: Console = console) -> None:
+    """Resolved by repository and as a whole, pass@k, endings; what has no verdict is said apart."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("repository", "instances", "resolved", "%", "95% interval"):
+        table.add_column(name, justify="left" if name == "repository" else "right")
+    for name, share in [*summary.by_repository.items(), ("all", summary.whole)]:
+        low, high = share.interval
+        style = "bold" if name == "all" else ""
+        table.add_row(
+            name,
+            str(share.instances),
+            f"{share.resolved:g}",
+            f"{100 * share.rate:.1f}",
+            f"{100 * low:.1f} to {100 * high:.1f}",
+            style=style,
+        )
+    out.print(table)
+    out.print()
+    if len(summary.pass_at) > 1:
+        out.print("   ".join(f"pass@{k} {100 * rate:.1f}%" for k, rate in summary.pass_at.items()))
+    out.print("   ".join(f"{ending}: {count}" for ending, count in summary.endings.items()), markup=False)
+    if summary.no_verdict:
+        out.print(
+            f"{len(summary.no_verdict)} attempts have no verdict (infrastructure) and are in no figure above",
+            style="yellow",
+        )
 
 
 def show_episode(episode: Episode, out: Console = console) -> None:

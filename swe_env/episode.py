@@ -21,7 +21,7 @@ from agents.prompts import Prompts
 from agents.tools import ToolLimits
 from sandboxes.protocol import SandboxError
 from sandboxes.repository import Patch, PatchError, capture
-from swe_env.grading import Grade, grade
+from swe_env.grading import Grade, Mode, grade
 from swe_env.workspace import Workspaces
 from tasks.model import Task
 
@@ -67,6 +67,8 @@ class Episode(BaseModel):
     ignored_files: int = 0
     network_attempts: int = 0
     tokenizer_sha256: str = ""
+    image_id: str = ""
+    """Content digest of the image that the repository came from."""
     timings: Timings = Timings()
     patch: bytes = Field(default=b"", exclude=True, repr=False)
     """Kept beside the episode as bytes, because files are bytes."""
@@ -91,6 +93,7 @@ async def run_episode(
     prompts: Prompts,
     budget: Budget | None = None,
     tool_limits: ToolLimits | None = None,
+    mode: Mode = "strict",
     episode_id: str | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Episode:
@@ -103,10 +106,11 @@ async def run_episode(
     opening = prompts.opening(workdir=view.workdir, problem_statement=view.problem_statement)
     conversation, tally = Conversation(chat, opening), Tally()
     patch, end, error, patch_error, ready = Patch(data=b""), End.SANDBOX_LOST, "", "", began
+    image_id = ""
     try:
         watch("start")
         async with workspaces.open(view) as workspace:
-            ready = time.monotonic()
+            ready, image_id = time.monotonic(), workspace.image_id
             if view.activate:
                 await workspace.sandbox.run(view.activate, timeout=60)
             watch("play")
@@ -132,7 +136,7 @@ async def run_episode(
     if not end.is_infrastructure:
         watch("grade")
         try:
-            result = await grade(task, patch.data, workspaces)
+            result = await grade(task, patch.data, workspaces, mode)
         except SandboxError as failure:
             end, error = End.GRADER_ERROR, str(failure)
     ended = time.monotonic()
@@ -155,6 +159,7 @@ async def run_episode(
         ignored_files=patch.ignored,
         network_attempts=tally.network_attempts,
         tokenizer_sha256=chat.tokenizer.sha256,
+        image_id=image_id,
         timings=Timings(
             start=ready - began,
             model=sum(turn.model_seconds for turn in turns),
@@ -163,4 +168,41 @@ async def run_episode(
             total=ended - began,
         ),
         patch=patch.data,
+    )
+
+
+async def grade_patch(
+    task: Task,
+    patch: bytes,
+    *,
+    by: str,
+    workspaces: Workspaces,
+    mode: Mode = "strict",
+    episode_id: str | None = None,
+    watch: Callable[[str], None] = lambda _: None,
+) -> Episode:
+    """An episode that was played elsewhere, by `by`: its patch is known, its grade is to be had.
+
+    Raises nothing that infrastructure can cause.
+    """
+    began = time.monotonic()
+    result, end, error = None, End.SUBMITTED, ""
+    watch("grade")
+    try:
+        result = await grade(task, patch, workspaces, mode)
+    except SandboxError as failure:
+        end, error = End.GRADER_ERROR, str(failure)
+    seconds = time.monotonic() - began
+    return Episode(
+        id=episode_id or task.id,
+        task_id=task.id,
+        group_id=f"{task.id}/{by}",
+        policy=by,
+        end=end,
+        error=error,
+        reward=None if result is None else result.reward,
+        grade=result,
+        image_id="" if result is None else result.image_id,
+        timings=Timings(grade=seconds, total=seconds),
+        patch=patch,
     )

@@ -16,14 +16,18 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sandboxes import repository
-from sandboxes.protocol import SandboxError
+from sandboxes.protocol import ExecResult, SandboxError
 from sandboxes.repository import Patch
 from swe_env.protected import Verdict, examine, lookalikes, patch_paths, settings_changed
 from swe_env.workspace import Workspace, Workspaces
 from tasks.model import PytestTests, SwebenchTests, Task
-from tasks.swebench import eval_script, grade_log
+from tasks.swebench import SwebenchGrade, apply_script, eval_script, grade_log
 
 Status = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "MISSING"]
+
+Mode = Literal["strict", "official"]
+"""How a patch is graded. `strict`: what steers the test runner is put back, and changing it forfeits the
+reward. `official` (SWE-bench instances only): as swebench's own harness does, nothing put back."""
 
 LOG_LIMIT = 16 << 20
 """Most of a test run's output that is kept [bytes]."""
@@ -48,6 +52,8 @@ class Grade(BaseModel):
     artefacts: list[str] = []
     """Compiled files in the patch: left out."""
     timed_out: bool = False
+    image_id: str = ""
+    """Content digest of the image that the repository came from; "" if nothing had to be run."""
     reason: str = ""
     """Why a patch that did not resolve the task did not, in one line."""
     seconds: float = 0.0
@@ -55,13 +61,21 @@ class Grade(BaseModel):
     """Everything the test run printed; kept beside the episode."""
 
 
-async def grade(task: Task, patch: bytes, workspaces: Workspaces) -> Grade:
-    """Score a patch. Raises `SandboxLost` and other `SandboxError`s, which are infrastructure's."""
+async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "strict") -> Grade:
+    """Score a patch. Raises `SandboxLost` and other `SandboxError`s, which are infrastructure's.
+
+    `ValueError` when `official` is asked of a task that swebench's harness does not know.
+    """
     started = time.monotonic()
     missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
     if not patch.strip():
         return Grade(resolved=False, reward=0.0, statuses=missing, reason="the patch is empty")
+    if mode == "official" and not isinstance(task.tests, SwebenchTests):
+        raise ValueError(f"{task.id} is no SWE-bench instance: grade it in strict mode")
     async with workspaces.open(task.view()) as workspace:
+        if mode == "official":
+            result = await _grade_as_harness(task, patch, workspace)
+            return _finished(result, workspace, started)
         applied = await repository.apply(workspace.sandbox, workspace.baseline, patch)
         if isinstance(applied, str):
             reason = f"the patch does not apply: {_last_line(applied)}"
@@ -69,7 +83,11 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces) -> Grade:
         else:
             verdict = await _put_back(task, applied, workspace)
             result = await _run_tests(task, workspace, verdict)
-    return result.model_copy(update={"seconds": time.monotonic() - started})
+        return _finished(result, workspace, started)
+
+
+def _finished(grade: Grade, workspace: Workspace, started: float) -> Grade:
+    return grade.model_copy(update={"seconds": time.monotonic() - started, "image_id": workspace.image_id})
 
 
 async def _put_back(task: Task, patch: Patch, workspace: Workspace) -> Verdict:
@@ -171,27 +189,48 @@ async def _run_swebench(task: Task, workspace: Workspace) -> Grade:
     Its log can be forged by a process that prints a whole one and kills the script: how the script ended
     counts too.
     """
+    ran = await _run_eval_script(task, workspace)
+    graded = grade_log(task, ran.text)
+    if ran.exit_code > 128 and not ran.timed_out:  # 128 itself is how git fails
+        reason = f"the test run was killed (exit code {ran.exit_code})"
+        return _swebench_grade(task, ran, graded.model_copy(update={"resolved": False, "problem": reason}))
+    return _swebench_grade(task, ran, graded)
+
+
+async def _grade_as_harness(task: Task, patch: bytes, workspace: Workspace) -> Grade:
+    """What swebench's harness says of a patch, flaws included."""
+    sandbox = workspace.sandbox
+    await sandbox.write("/tmp/patch.diff", patch)
+    applied = await sandbox.run(
+        apply_script("/tmp/patch.diff"), cwd=workspace.baseline.workdir, timeout=300, session=False
+    )
+    if applied.exit_code != 0:
+        missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
+        reason = f"the patch does not apply: {_last_line(applied.text)}"
+        return Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.output)
+    ran = await _run_eval_script(task, workspace)
+    return _swebench_grade(task, ran, grade_log(task, ran.text, strict=False))
+
+
+async def _run_eval_script(task: Task, workspace: Workspace) -> ExecResult:
     # bash reads a group to its end before it starts: the tested code cannot rewrite what is still to run
     script = f"{{\n{eval_script(task)}\n}}\n"
     await workspace.sandbox.write("/eval.sh", script.encode())
-    ran = await workspace.sandbox.run(
+    return await workspace.sandbox.run(
         "/bin/bash /eval.sh", timeout=task.test_timeout, output_limit=LOG_LIMIT, session=False
     )
-    graded = grade_log(task, ran.text)
-    killed = ran.exit_code > 128  # 128 itself is how git fails
-    if ran.timed_out:
-        reason = f"the hidden tests did not end within {task.test_timeout:g} seconds"
-    elif killed:
-        reason = f"the test run was killed (exit code {ran.exit_code})"
-    else:
-        reason = graded.problem or _count(graded.statuses)
-    resolved = graded.resolved and not killed
+
+
+def _swebench_grade(task: Task, ran: ExecResult, graded: SwebenchGrade) -> Grade:
+    late = f"the hidden tests did not end within {task.test_timeout:g} seconds" if ran.timed_out else ""
+    resolved = graded.resolved and not ran.timed_out
     return Grade(
         resolved=resolved,
         reward=float(resolved),
         statuses=graded.statuses,
+        patch_applied=True,
         timed_out=ran.timed_out,
-        reason=reason,
+        reason=late or graded.problem or _count(graded.statuses),
         log=ran.output,
     )
 

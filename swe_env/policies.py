@@ -14,7 +14,7 @@ from swe_env.episode import Episode
 from swe_env.rundir import RunError
 from tasks.model import Task
 
-KINDS = ("vllm", "gold", "noop", "replay:FILE")
+KINDS = ("vllm", "gold", "noop", "replay:FILE", "predictions:FILE", "predictions:gold")
 
 
 def scripted(kind: str, task: Task, chat: Chat) -> Policy:

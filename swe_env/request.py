@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agents.chat import Family
 from agents.loop import Budget
 from agents.policy import Sampling
+from swe_env.grading import Mode
 from swe_env.rundir import RunError
 
 
@@ -20,10 +21,12 @@ class RunRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tasks: str
-    """`shipped`, `synthetic:train:N`, `synthetic:heldout:N`, `swebench:FILE` or a task file."""
+    """`shipped`, `synthetic:train:N`, `synthetic:heldout:N`, `swebench:SET` or a task file."""
     policy: str
-    """`vllm`, `gold`, `noop` or `replay:EPISODE`."""
+    """`vllm`, `gold`, `noop`, `replay:EPISODE`, or `predictions:FILE` to grade patches made elsewhere."""
     out: Path
+    split: str = "test"
+    """Of a published dataset."""
     instances: list[str] = []
     """Only these task ids; empty for all."""
     n: int = Field(default=1, ge=1)
@@ -36,6 +39,8 @@ class RunRequest(BaseModel):
     prompts: str = "default"
     budget: Budget = Budget()
     sampling: Sampling = Sampling()
+    mode: Mode = "strict"
+    """How patches are graded."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode that infrastructure ended."""
     repo_mirror: Path | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
@@ -11,26 +10,21 @@ from pathlib import Path
 
 import trio
 
-import agents
-from agents.chat import Chat, load_chat
+from agents.chat import Chat
 from agents.policy import Policy, Sampling
-from agents.prompts import load_prompts
-from agents.tools import ToolLimits
 from agents.vllm import VllmPolicy, check
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from swe_env.policies import KINDS, load_recording, replay, scripted
+from swe_env.episode import Episode, grade_patch, run_episode
+from swe_env.plan import make_plan
+from swe_env.policies import replay, scripted
 from swe_env.request import RunRequest
-from swe_env.rundir import RunDir, RunError, RunSpec
-from swe_env.runner import Job, Setting, Watcher, run_jobs
+from swe_env.rundir import RunDir
+from swe_env.runner import Job, Watch, Watcher, run_jobs
 from swe_env.serve import Server, serve
-from swe_env.sources import digest, find_tasks
 from swe_env.workspace import Workspaces
 from tasks.model import ImageRef, InlineRepo, Task
 from tasks.swebench_image import build_image
-
-TINY_GLM = Path(agents.__file__).parent / "tiny_glm"
-"""Tokenizer of scripted policies when no model is given."""
 
 Say = Callable[[str], None]
 
@@ -44,64 +38,57 @@ async def run(
     Raises, before any sandbox starts: `RunError`, `TaskFileError`, `PromptError`, `TokenizerError`,
     `PolicyError` and `ServerFailed` (no server), `SandboxError` (no engine, no image).
     """
-    tasks = find_tasks(request.tasks, request.instances)
-    kind, _, recording_path = request.policy.partition(":")
-    if kind not in ("vllm", "gold", "noop", "replay") or (kind == "replay") != bool(recording_path):
-        raise RunError(f"no policy {request.policy!r}: give one of {', '.join(KINDS)}")
-    if kind == "vllm" and request.model is None:
-        raise RunError("--policy vllm needs --model, the directory that is served at --url or is to be")
-    prompts = load_prompts(request.prompts)
-    chat = load_chat(request.model or TINY_GLM, prompts.tools, request.family)
-    recording = load_recording(Path(recording_path), chat) if kind == "replay" else None
-    if recording is not None:
-        tasks = [task for task in tasks if task.id == recording.task_id]
-        if not tasks:
-            raise RunError(
-                f"{request.tasks} lacks the recording's task {recording.task_id!r}: name its --tasks"
-            )
+    plan = make_plan(request)
     rundir = RunDir(request.out)
-    rundir.begin(
-        RunSpec(
-            policy=request.policy,
-            model=str(request.model.resolve()) if kind == "vllm" and request.model else "",
-            tasks_sha256=digest(tasks),
-            prompts_sha256=prompts.sha256,
-            tokenizer_sha256=chat.tokenizer.sha256,
-            budget=request.budget.model_dump(),
-            sampling=request.sampling.model_dump() if kind == "vllm" else {},
-            version=importlib.metadata.version("swe-env"),
-        )
-    )
+    rundir.begin(plan.spec)
     finished = rundir.finished()
-    wanted = [(f"{task.id}--{kind}--{index}", task) for task in tasks for index in range(request.n)]
+    wanted = [(f"{task.id}--{plan.kind}--{index}", task) for task in plan.tasks for index in range(request.n)]
     missing = [(name, task) for name, task in wanted if name not in finished]
     if not missing:
         return rundir
     async with AsyncExitStack() as stack:
         budget, served = request.budget, None
-        if kind == "vllm" and request.model is not None:
-            served, longest = await stack.enter_async_context(_served(request, request.model, chat, say))
+        if plan.kind == "vllm" and request.model is not None:
+            served, longest = await stack.enter_async_context(_served(request, request.model, plan.chat, say))
             budget = budget.model_copy(update={"context_tokens": min(budget.context_tokens, longest)})
 
         def make_policy(task: Task) -> Policy:
             if served is not None:
                 return served
-            return replay(recording) if recording is not None else scripted(kind, task, chat)
+            if plan.recording is not None:
+                return replay(plan.recording)
+            return scripted(plan.kind, task, plan.chat)
 
         engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
         await _ensure_images([task for _, task in missing], request, engine, say)
-        setting = Setting(
-            chat=chat,
-            workspaces=Workspaces(engine, BASE_IMAGE),
-            prompts=prompts,
-            budget=budget,
-            tool_limits=ToolLimits(),
-            concurrency=request.concurrency,
-            retries=request.retries,
-        )
-        jobs = [Job(name, task, partial(make_policy, task)) for name, task in missing]
+        workspaces = Workspaces(engine, BASE_IMAGE)
+
+        async def attempt(name: str, task: Task, watch: Watch) -> Episode:
+            if plan.predictions is not None:
+                return await grade_patch(
+                    task,
+                    plan.predictions.patches[task.id],
+                    by=plan.predictions.model,
+                    workspaces=workspaces,
+                    mode=request.mode,
+                    episode_id=name,
+                    watch=watch,
+                )
+            return await run_episode(
+                task,
+                make_policy(task),
+                chat=plan.chat,
+                workspaces=workspaces,
+                prompts=plan.prompts,
+                budget=budget,
+                mode=request.mode,
+                episode_id=name,
+                watch=watch,
+            )
+
+        jobs = [Job(name, partial(attempt, name, task)) for name, task in missing]
         with watching(len(jobs)) as watcher:
-            await run_jobs(jobs, setting, rundir, watcher)
+            await run_jobs(jobs, rundir, watcher, concurrency=request.concurrency, retries=request.retries)
     return rundir
 
 

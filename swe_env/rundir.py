@@ -35,12 +35,27 @@ class RunSpec(BaseModel):
     policy: str
     model: str = ""
     """Directory of the model that plays; empty for scripted policies."""
+    weights_sha256: str = ""
     tasks_sha256: str
+    predictions_sha256: str = ""
     prompts_sha256: str
     tokenizer_sha256: str
     budget: dict[str, Any]
     sampling: dict[str, Any] = {}
+    mode: str = "strict"
     version: str
+    swebench_version: str = ""
+    asked: dict[str, Any] = {}
+    """The request, to make it again. Not compared: the same experiment can be asked for in several ways."""
+
+    def differences(self, other: RunSpec) -> dict[str, tuple[str, str]]:
+        """Field -> its values in this and in the other experiment, where they differ."""
+        found: dict[str, tuple[str, str]] = {}
+        for name in RunSpec.model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if name != "asked" and mine != theirs:
+                found[name] = json.dumps(mine), json.dumps(theirs)
+        return found
 
 
 class RunDir:
@@ -89,6 +104,11 @@ class RunDir:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
+    def log(self, episode_id: str) -> bytes:
+        """What an episode's hidden tests printed; b"" if they did not run."""
+        file = self.episodes_path / episode_id / "test_output.txt"
+        return file.read_bytes() if file.exists() else b""
+
     def finished(self) -> set[str]:
         """Ids of the episodes that need not be run again."""
         return {episode.id for episode in self.episodes() if not episode.end.is_infrastructure}
@@ -119,10 +139,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def _same(before: RunSpec, now: RunSpec, path: Path) -> None:
-    for name in RunSpec.model_fields:
-        if getattr(before, name) != getattr(now, name):
-            old, new = (json.dumps(getattr(spec, name)) for spec in (before, now))
-            raise RunError(f"{path} was made with {name} = {old}, not {new}: choose another --out")
+    for name, (old, new) in before.differences(now).items():
+        raise RunError(f"{path} was made with {name} = {old}, not {new}: choose another --out")
 
 
 def _first_line(error: Exception) -> str:

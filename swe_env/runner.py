@@ -7,31 +7,26 @@ attempt, and it is never a reward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
-from agents.chat import Chat
-from agents.loop import Budget
-from agents.policy import Policy
-from agents.prompts import Prompts
-from agents.tools import ToolLimits
-from swe_env.episode import Episode, run_episode
+from swe_env.episode import Episode
 from swe_env.rundir import RunDir
-from swe_env.workspace import Workspaces
-from tasks.model import Task
+
+Watch = Callable[[str], None]
+"""Is told which stage of an episode begins."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to be played."""
+    """One episode to be had."""
 
     id: str
-    task: Task
-    make_policy: Callable[[], Policy]
-    """Called once an attempt: scripted policies are used up by playing."""
+    attempt: Callable[[Watch], Awaitable[Episode]]
+    """Plays it, or grades what somebody else played. Called again after an infrastructure failure."""
 
 
 class Watcher(Protocol):
@@ -46,49 +41,25 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all episodes of a run share."""
+async def run_jobs(
+    jobs: Sequence[Job], rundir: RunDir, watcher: Watcher, *, concurrency: int, retries: int
+) -> None:
+    """Do all jobs, `concurrency` at a time, keeping each episode as it ends.
 
-    chat: Chat
-    workspaces: Workspaces
-    prompts: Prompts
-    budget: Budget
-    tool_limits: ToolLimits
-    concurrency: int = 8
-    retries: int = 2
-    """Further attempts after an infrastructure failure."""
-
-
-async def run_jobs(jobs: Sequence[Job], setting: Setting, rundir: RunDir, watcher: Watcher) -> None:
-    """Play all jobs, `concurrency` at a time, keeping each episode as it ends.
-
-    Cancelling it removes every sandbox and keeps every finished episode. Raises `RunError` when the run
-    directory cannot be written.
+    `retries`: further attempts after an infrastructure failure. Cancelling it removes every sandbox and
+    keeps every finished episode. Raises `RunError` when the run directory cannot be written.
     """
-    places = trio.CapacityLimiter(setting.concurrency)
+    places = trio.CapacityLimiter(concurrency)
     async with trio.open_nursery() as nursery:
         for job in jobs:
-            nursery.start_soon(_play, job, setting, rundir, watcher, places)
+            nursery.start_soon(_do, job, rundir, watcher, places, retries)
 
 
-async def _play(
-    job: Job, setting: Setting, rundir: RunDir, watcher: Watcher, places: trio.CapacityLimiter
-) -> None:
-    for attempt in range(setting.retries + 1):
+async def _do(job: Job, rundir: RunDir, watcher: Watcher, places: trio.CapacityLimiter, retries: int) -> None:
+    for attempt in range(retries + 1):
         async with places:
-            episode = await run_episode(
-                job.task,
-                job.make_policy(),
-                chat=setting.chat,
-                workspaces=setting.workspaces,
-                prompts=setting.prompts,
-                budget=setting.budget,
-                tool_limits=setting.tool_limits,
-                episode_id=job.id,
-                watch=lambda stage: watcher.stage(job.id, stage),
-            )
-        will_retry = episode.end.is_infrastructure and attempt < setting.retries
+            episode = await job.attempt(lambda stage: watcher.stage(job.id, stage))
+        will_retry = episode.end.is_infrastructure and attempt < retries
         if not will_retry:
             await trio.to_thread.run_sync(rundir.save, episode)
         watcher.done(episode, will_retry=will_retry)

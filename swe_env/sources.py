@@ -10,16 +10,20 @@ from pathlib import Path
 from swe_env.rundir import RunError
 from tasks.jsonl import load_tasks
 from tasks.model import Task
+from tasks.published import load_rows
 from tasks.swebench import load_swebench
 from tasks.synthetic import generate_many, shipped_tasks
 
-FORMS = "shipped, synthetic:train:N, synthetic:heldout:N, swebench:FILE.jsonl, or a task file (.jsonl)"
+FORMS = (
+    "shipped, synthetic:train:N, synthetic:heldout:N, swebench:SET (verified, lite, full, multilingual, "
+    "a file, a directory or a hub id), or a task file (.jsonl)"
+)
 
 
-def find_tasks(source: str, instances: Sequence[str] = ()) -> list[Task]:
+def find_tasks(source: str, instances: Sequence[str] = (), split: str = "test") -> list[Task]:
     """Tasks by name; `instances` keeps only these ids. Raises `TaskFileError` and :class:`RunError`."""
     if source.startswith("swebench:"):
-        return load_swebench(Path(source.removeprefix("swebench:")), list(instances) or None)
+        return load_swebench(load_rows(source.removeprefix("swebench:"), split), list(instances) or None)
     if source == "shipped":
         tasks = shipped_tasks()
     elif match := re.fullmatch(r"synthetic:(train|heldout):(\d+)", source):

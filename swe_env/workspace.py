@@ -40,6 +40,8 @@ class Workspace:
 
     sandbox: Sandbox
     baseline: Baseline
+    image_id: str
+    """Content digest of the image that the repository came from (or was laid out in)."""
 
 
 class Workspaces:
@@ -49,7 +51,7 @@ class Workspaces:
         """`base_image`: what inline repositories are laid out in."""
         self._engine = engine
         self._base_image = base_image
-        self._sealed: dict[str, tuple[str, Baseline]] = {}
+        self._sealed: dict[str, Baseline] = {}
         self._sealing: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
     @asynccontextmanager
@@ -58,23 +60,24 @@ class Workspaces:
         `EngineUnavailable` and :class:`RepositoryError`: all infrastructure's."""
         match view.image:
             case ImageRef(name=name):
-                image, baseline = await self._sealed_image(name, view)
+                origin, image, baseline = await self._sealed_image(name, view)
                 async with self._sandbox(image, view, view.limits) as sandbox:
-                    yield Workspace(sandbox, baseline)
+                    yield Workspace(sandbox, baseline, origin)
             case InlineRepo(files=files):
                 async with self._sandbox(self._base_image, view, view.limits) as sandbox:
                     await lay_out(sandbox, view.workdir, files)
                     await _set_up(sandbox, view)
-                    yield Workspace(sandbox, await seal(sandbox, view.workdir, view.base_commit))
+                    baseline = await seal(sandbox, view.workdir, view.base_commit)
+                    yield Workspace(sandbox, baseline, sandbox.image_id)
 
-    async def _sealed_image(self, name: str, view: TaskView) -> tuple[str, Baseline]:
+    async def _sealed_image(self, name: str, view: TaskView) -> tuple[str, str, Baseline]:
         origin = await self._engine.image_id(name)
         recipe = "\0".join([origin, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
         tag = f"swe-env/sealed:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
         async with self._sealing[tag]:  # several episodes of one task start together: seal once
             if tag not in self._sealed:
-                self._sealed[tag] = tag, await self._seal(tag, name, view)
-        return self._sealed[tag]
+                self._sealed[tag] = await self._seal(tag, name, view)
+        return origin, tag, self._sealed[tag]
 
     async def _seal(self, tag: str, name: str, view: TaskView) -> Baseline:
         try:

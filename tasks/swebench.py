@@ -79,19 +79,38 @@ def eval_script(task: Task) -> str:
     return str(_spec(task).eval_script)
 
 
-def grade_log(task: Task, log_text: str) -> SwebenchGrade:
+def apply_script(patch_file: str) -> str:
+    """The bash script that applies a patch as swebench's harness does: several ways, ever more lenient.
+
+    Exits with 0 when one of them took it. Each but the first starts from a clean checkout.
+    """
+    from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+
+    reset = "git checkout -- . ; git clean -fd"
+    ways = f"\n{reset}\n".join(f"{command} {patch_file} && exit 0" for command in GIT_APPLY_CMDS)
+    return f"{ways}\ngit apply --check --reverse {patch_file}\n"
+
+
+def harness_report(task: Task, prediction: Mapping[str, Any], log: Path) -> dict[str, Any]:
+    """What swebench's harness writes as an instance's `report.json`, from its test output."""
+    from swebench.harness.grading import get_eval_report
+
+    return dict(get_eval_report(_spec(task), dict(prediction), str(log), include_tests_status=True))
+
+
+def grade_log(task: Task, log_text: str, *, strict: bool = True) -> SwebenchGrade:
     """Read the output (stdout and stderr together) of :func:`eval_script` run on a patched repository.
 
-    Parsing and the rules of resolution are swebench's. Two things are stricter: a required test must be
-    among its successes by name (swebench drops a status it does not know from both lists), and a second
-    pair of its markers makes the log invalid, because only the code under test can have printed it.
+    Parsing and the rules of resolution are swebench's. With `strict`, two things are stricter: a required
+    test must be among its successes by name (swebench drops a status it does not know from both lists), and
+    a second pair of its markers makes the log invalid, because only the code under test can have printed it.
     Whoever runs the script must also see that it came to its own end: a log cut off or replaced by a process
     that killed the script can look complete. Never raises on what a log contains.
     """
     from swebench.harness.constants import END_TEST_OUTPUT, FAIL_TO_PASS, PASS_TO_PASS, START_TEST_OUTPUT
     from swebench.harness.grading import get_eval_report, get_logs_eval
 
-    for marker in (START_TEST_OUTPUT, END_TEST_OUTPUT):
+    for marker in (START_TEST_OUTPUT, END_TEST_OUTPUT) if strict else ():
         if (count := log_text.count(marker)) != 1:
             return _invalid(
                 task, f"the log has {marker!r} {count} times, not once: no complete, untampered run"
@@ -116,7 +135,7 @@ def grade_log(task: Task, log_text: str) -> SwebenchGrade:
     required = [*task.fail_to_pass, *task.pass_to_pass]
     return SwebenchGrade(
         statuses={test: _status(test, found, test in succeeded) for test in required},
-        resolved=bool(report["resolved"]) and all(test in succeeded for test in required),
+        resolved=bool(report["resolved"]) and (not strict or all(test in succeeded for test in required)),
         log_valid=True,
     )
 

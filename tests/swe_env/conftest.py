@@ -19,7 +19,7 @@ from agents.tools import ToolLimits
 from sandboxes.docker import DockerEngine
 from swe_env.episode import Episode, run_episode
 from swe_env.grading import Grade, grade
-from swe_env.run import TINY_GLM
+from swe_env.plan import TINY_GLM
 from swe_env.workspace import Workspaces
 from tasks.model import InlineRepo, PytestTests, Task
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from swe_env.episode import Episode
+from swe_env.plan import TINY_GLM
 from swe_env.request import read_request
-from swe_env.run import TINY_GLM
 from swe_env.rundir import RunDir
 from tasks.jsonl import save_tasks
 from tasks.model import ImageRef

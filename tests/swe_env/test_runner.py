@@ -9,16 +9,15 @@ import pytest
 import trio
 
 from agents.chat import Chat
-from agents.loop import Budget, End
+from agents.loop import End
 from agents.policy import Policy
 from agents.prompts import load_prompts
 from agents.scripted import ScriptedPolicy
-from agents.tools import ToolLimits
 from sandboxes.docker import DockerEngine
-from swe_env.episode import Episode
+from swe_env.episode import Episode, run_episode
 from swe_env.policies import scripted
 from swe_env.rundir import RunDir, RunSpec
-from swe_env.runner import Job, Setting, run_jobs
+from swe_env.runner import Job, Watch, run_jobs
 from swe_env.workspace import Workspaces
 from tests.swe_env.conftest import make_task
 
@@ -48,15 +47,19 @@ def play(
 
     async def body() -> None:
         async with DockerEngine.connect(run_id="test-runner") as engine:
-            setting = Setting(
-                chat=chat,
-                workspaces=Workspaces(engine, base_image),
-                prompts=load_prompts(),
-                budget=Budget(),
-                tool_limits=ToolLimits(),
-                retries=retries,
-            )
-            await run_jobs([Job("one", make_task(), lambda: next(policies))], setting, rundir, heard)
+
+            async def attempt(watch: Watch) -> Episode:
+                return await run_episode(
+                    make_task(),
+                    next(policies),
+                    chat=chat,
+                    workspaces=Workspaces(engine, base_image),
+                    prompts=load_prompts(),
+                    episode_id="one",
+                    watch=watch,
+                )
+
+            await run_jobs([Job("one", attempt)], rundir, heard, concurrency=1, retries=retries)
 
     trio.run(body)
     return heard, rundir
