@@ -81,7 +81,7 @@ def complete(url: str, *, deadline: float = 20, max_tokens: int = 8, **options: 
 def test_a_good_answer_is_taken_word_for_word() -> None:
     spans = [span("default", 0, 1), span("step-12", 1, 2), span("13", 2, 3)]
     with answering((200, answer(spans=spans))) as (url, asked):
-        completion = complete(url, sampling=Sampling(temperature=0.7, max_tokens=5))
+        completion = complete(url, sampling=Sampling(temperature=0.7), max_tokens=5)
     assert completion == Completion(
         token_ids=[5, 6, STOP], logprobs=[-1.0, -0.5, 0.0], policy_versions=[0, 12, 13], finish_reason="stop"
     )

@@ -49,9 +49,11 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def containers() -> set[str]:
-    argv = ["docker", "ps", "-aq", "--filter", "label=swe-env.owner"]
-    return set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+def containers_of(process: subprocess.Popen[str]) -> list[str]:
+    """Names of the containers that a process made."""
+    argv = ["docker", "ps", "-a", "--format", '{{.Label "swe-env.owner"}} {{.Names}}']
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split()[-1] for line in lines if f":{process.pid}:" in line]
 
 
 @pytest.mark.parametrize(
@@ -189,13 +191,12 @@ def test_ctrl_c_stops_within_seconds_leaves_nothing_and_keeps_what_is_done(
     quick = make_task(id="quick")
     stuck = [make_task(id=f"stuck{number}", setup="sleep 300") for number in range(3)]
     save_tasks(tasks, [quick, *stuck])
-    before = containers()
     process = subprocess.Popen(
         command("run", "--tasks", tasks, "--policy", "gold", "--out", out),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not (out / "episodes" / "quick--gold--0").exists() or len(containers() - before) < 3:
+    while not (out / "episodes" / "quick--gold--0").exists() or len(containers_of(process)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -205,7 +206,7 @@ def test_ctrl_c_stops_within_seconds_leaves_nothing_and_keeps_what_is_done(
     assert process.returncode == 130
     assert "stopping" in said
     assert "Traceback" not in said
-    assert containers() == before
+    assert containers_of(process) == []
     assert [episode.id for episode in RunDir(out).episodes()] == ["quick--gold--0"]
     assert list((out / "episodes").glob(".*")) == []
 
