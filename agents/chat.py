@@ -100,7 +100,10 @@ class Chat:
 
     def parse(self, prompt_ids: list[int], completion_ids: list[int], *, truncated: bool) -> Turn:
         """Read a completion. Never raises: what cannot be read is a call with a `problem`."""
-        parsed = self._renderer.parse_response(completion_ids, tools=self.tools, prompt_ids=prompt_ids)
+        try:
+            parsed = self._renderer.parse_response(completion_ids, tools=self.tools, prompt_ids=prompt_ids)
+        except RecursionError:  # JSON nested without end
+            return Turn(calls=[Call(name="", problem="malformed")])
         body = completion_ids
         while body and body[-1] in self.stop_token_ids:
             body = body[:-1]
@@ -173,7 +176,7 @@ class Chat:
         return spans
 
     def _call(self, parsed: ParsedToolCall, body: list[int], truncated: bool) -> Call:
-        name, status = parsed.name or "", parsed.status
+        name, status = _as_text(parsed.name or ""), parsed.status
         if status is ToolCallParseStatus.UNCLOSED_BLOCK:
             return Call(name=name, problem="truncated" if truncated else "malformed", raw=parsed.raw)
         if status is ToolCallParseStatus.UNKNOWN_TOOL or (name and name not in self._schemas):
@@ -184,7 +187,7 @@ class Chat:
             arguments = self._exact_values(name, body[start:end])
         elif status is not ToolCallParseStatus.OK:
             arguments = None
-        if not name or not isinstance(arguments, dict):
+        if not name or not isinstance(arguments, dict) or not _is_text(arguments):
             return Call(name=name, problem="malformed", raw=parsed.raw)
         return Call(name=name, arguments=arguments, raw=parsed.raw)
 
@@ -210,9 +213,22 @@ class Chat:
                 text = self.tokenizer.decode(block[value_start:at])
                 is_text = properties.get(key, {}).get("type", "string") == "string"
                 arguments[key] = text if is_text else json.loads(text)
-        except ValueError:  # a marker is missing, or a value that is not a string is not JSON
+        except (ValueError, RecursionError):  # a marker is missing, or a value is not the JSON it should be
             return None
         return arguments
+
+
+def _is_text(value: object) -> bool:
+    """Whether all strings in a JSON value are text: an escaped half of a surrogate pair is not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _as_text(sampled: str) -> str:
+    return sampled.encode("utf-8", "replace").decode()
 
 
 def _renderer(tokenizer: TextTokenizer, family: Family) -> Renderer:

@@ -29,11 +29,13 @@ class End(StrEnum):
     SANDBOX_LOST = "sandbox_lost"
     POLICY_ERROR = "policy_error"
     GRADER_ERROR = "grader_error"
+    INTERNAL_ERROR = "internal_error"
+    """A fault of this package."""
 
     @property
     def is_infrastructure(self) -> bool:
         """True for an end that the policy cannot cause: never rewarded, in no baseline, tried again."""
-        return self in (End.SANDBOX_LOST, End.POLICY_ERROR, End.GRADER_ERROR)
+        return self in (End.SANDBOX_LOST, End.POLICY_ERROR, End.GRADER_ERROR, End.INTERNAL_ERROR)
 
 
 class Budget(BaseModel):

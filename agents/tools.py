@@ -118,6 +118,8 @@ async def _act(call: Call, sandbox: Sandbox, limits: ToolLimits) -> tuple[str, b
         return f"Error: {error.errors()[0]['msg']}.", False
     except OSError as error:
         return f"Error: {call.arguments['path']}: {error.strerror}.", False
+    except ValueError:  # a NUL in the path
+        return "Error: there can be no file of that name.", False
     except SandboxLost:
         raise
     except SandboxError as error:

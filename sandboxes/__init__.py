@@ -4,5 +4,6 @@
 - `docker`: the Docker backend; `supervisor.c` is PID 1 of each container, `wire` speaks to it.
 - `repository`: git hygiene: no future in the history, byte-exact patches (`scripts/*.sh`).
 - `reaper`: removes containers whose owner is gone, ours only.
+- `registry`: images pulled ahead, within the disk's room, and removed again, ours only.
 - `engine`: a Docker engine and a base image on a machine that may have neither.
 """

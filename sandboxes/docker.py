@@ -23,6 +23,7 @@ import docker
 import requests
 import trio
 from docker.errors import APIError, DockerException
+from docker.types import Ulimit
 
 from sandboxes.protocol import (
     EngineUnavailable,
@@ -212,6 +213,7 @@ class DockerEngine:
             memswap_limit=limits.memory,
             nano_cpus=int(limits.cpus * 1e9),
             pids_limit=limits.pids,
+            ulimits=[Ulimit(name="fsize", soft=limits.file_size, hard=limits.file_size)],
             log_config={"Type": "none"},
             auto_remove=True,
         )

@@ -41,6 +41,8 @@ class Limits(BaseModel):
     """CPU time per wall second."""
     pids: int = 512
     """Processes and threads alive at once."""
+    file_size: int = 4 << 30
+    """Largest file that can be written [bytes]."""
 
 
 class ExecResult(BaseModel):

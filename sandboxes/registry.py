@@ -103,6 +103,7 @@ class PulledImages:
         Raises :class:`ImageUnavailable` with what the registry or the disk lacks and the cure, or
         :class:`EngineUnavailable`.
         """
+        name = _full(name)
         self._asked.add(name)
         self._ahead.discard(name)
         self._consumed.set()
@@ -115,18 +116,18 @@ class PulledImages:
         Returns when the last one is here, so cancel it if some may never be asked for. An image that
         cannot be had is left to the :meth:`ensure` that asks for it, which says why.
         """
-        for name in dict.fromkeys(names if ahead > 0 else ()):
-            while len(self._ahead) >= ahead and name not in self._asked:
-                await self._consumed.wait()
-            if name not in self._asked:
-                self._ahead.add(name)
-                try:
+        for name in names if ahead > 0 else ():
+            try:
+                name = _full(name)
+                while len(self._ahead) >= ahead and name not in self._asked | self._ahead:
+                    await self._consumed.wait()
+                if name not in self._asked | self._ahead:
+                    self._ahead.add(name)
                     await self._ensure(name, prefetching=True)
-                except SandboxError:
-                    continue
+            except SandboxError:
+                continue
 
     async def _ensure(self, name: str, *, prefetching: bool) -> None:
-        name = _join(*_parse(name)[:2])
         asked = trio.current_time()
         async with self._pulling[name]:
             if image := await self._inspect(name):
@@ -275,7 +276,7 @@ class PulledImages:
 
     def _hold(self, name: str) -> Path:
         """The file whose lock those share who need an image; a lock ends with its process."""
-        return self._state.with_suffix(".holds") / quote(_join(*_parse(name)[:2]), safe="")
+        return self._state.with_suffix(".holds") / quote(_full(name), safe="")
 
     def _read(self) -> dict[str, _Pulled]:
         try:
@@ -375,6 +376,11 @@ def _parse(name: str) -> tuple[str, str, str]:
     if registry != "docker.io":
         return repository, tag or "latest", ""
     return path, tag or "latest", path if "/" in path else f"library/{path}"
+
+
+def _full(name: str) -> str:
+    """The one way to write a name. Raises `ImageUnavailable`."""
+    return _join(*_parse(name)[:2])
 
 
 def _join(repository: str, tag: str) -> str:

@@ -23,8 +23,11 @@ from sandboxes.protocol import Sandbox, SandboxError
 STORE = "/.swe-env/base.git"
 """Our own repository inside the sandbox: the files as they were when it was sealed."""
 
-RECIPE = 2
+RECIPE = 3
 """Changes when sealing changes, so that images sealed the old way are not used again."""
+
+MAX_PATHS = 5000
+"""Most files that a patch may touch to be graded."""
 
 MAX_PATCH = 32 << 20
 """Largest patch taken [bytes]. A larger one is build output, not work."""
@@ -92,7 +95,12 @@ async def capture(sandbox: Sandbox, baseline: Baseline, *, timeout: float = 120.
     env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
     result = await sandbox.run(_script("capture.sh"), env=env, cwd="/", timeout=timeout, session=False)
     words = result.text.strip().rsplit("\n", 1)[-1].split()
-    if result.exit_code != 0 or len(words) != 3 or words[0] != "captured":
+    if (
+        result.exit_code != 0
+        or len(words) != 3
+        or words[0] != "captured"
+        or not "".join(words[1:]).isdecimal()
+    ):
         why = "timed out" if result.timed_out else result.text.strip().rsplit("\n", 1)[-1]
         raise PatchError(f"the working tree cannot be read: {why or 'no output'}")
     try:
@@ -118,8 +126,13 @@ async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes) -> Patch | st
     result = await sandbox.run(_script("apply.sh"), env=env, cwd="/", timeout=300, session=False)
     if result.exit_code != 0:
         return result.text.strip() or f"git apply exited with {result.exit_code}"
-    names = await sandbox.read(f"{STORE}/names", limit=MAX_PATCH)
-    return Patch(data=data, paths=sorted(set(_paths(names))))
+    names = _paths(await sandbox.read(f"{STORE}/names", limit=MAX_PATCH))
+    # "added\tdeleted\tpath" of every file that git touched, ignored ones too
+    counts = _paths(await sandbox.read(f"{STORE}/numstat", limit=MAX_PATCH))
+    paths = {*names, *(line.split("\t", 2)[-1] for line in counts)}
+    if len(paths) > MAX_PATHS:
+        return f"it touches {len(paths)} files, more than {MAX_PATHS}: build output, not work"
+    return Patch(data=data, paths=sorted(paths))
 
 
 async def restore(sandbox: Sandbox, baseline: Baseline, paths: list[str]) -> None:
@@ -127,7 +140,10 @@ async def restore(sandbox: Sandbox, baseline: Baseline, paths: list[str]) -> Non
     if not paths:
         return
     env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
-    listing = b"\0".join(path.encode("utf-8", "surrogateescape") for path in paths) + b"\0"
+    listing = _listing(paths)
+    # a folder on the way that was made a link would lead the removal astray
+    folders = {path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"}
+    await sandbox.write(f"{STORE}/folders", _listing(sorted(folders)))
     result = await sandbox.run(
         _script("restore.sh"), env=env, cwd="/", stdin=listing, timeout=120, session=False
     )
@@ -143,15 +159,21 @@ async def at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bytes | N
     return result.output if result.exit_code == 0 else None
 
 
-async def has_at_start(sandbox: Sandbox, baseline: Baseline, path: str) -> bool:
-    """Whether the baseline has a file or directory at `path`."""
-    env = {"WORKDIR": baseline.workdir, "OBJECT": f"{baseline.tree}:{path}", "STORE": STORE}
-    script = _script() + 'ours cat-file -e "$OBJECT" 2>/dev/null'
-    return (await sandbox.run(script, env=env, cwd="/", timeout=60, session=False)).exit_code == 0
+async def names_at_start(sandbox: Sandbox, baseline: Baseline) -> set[str]:
+    """The paths of all files of the baseline."""
+    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
+    script = _script() + 'ours ls-tree -r -z --name-only "$TREE"'
+    result = await sandbox.run(script, env=env, cwd="/", timeout=60, session=False, output_limit=MAX_PATCH)
+    if result.exit_code != 0 or result.truncated:
+        raise RepositoryError(f"cannot list the start of {baseline.workdir}: {result.text[-200:].strip()}")
+    return set(_paths(result.output))
 
 
 async def lay_out(sandbox: Sandbox, workdir: str, files: dict[str, str]) -> None:
-    """Write text files below `workdir`. Raises `ValueError` for a path that leads out of it."""
+    """Write text files below `workdir`, in place of whatever is there.
+
+    Raises `ValueError` for a path that leads out of it.
+    """
     for path, text in files.items():
         target = posixpath.normpath(posixpath.join(workdir, path))
         if not target.startswith(workdir.rstrip("/") + "/"):
@@ -163,6 +185,15 @@ def _script(name: str = "") -> str:
     """A script with the settings that keep the agent's and the image's git configuration out."""
     scripts = resources.files("sandboxes") / "scripts"
     return "".join((scripts / part).read_text() for part in ("git_env.sh", name) if part)
+
+
+def _listing(paths: list[str]) -> bytes:
+    return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
+
+
+def printable(path: str) -> str:
+    """A path for records and people: bytes that are not text become \\xNN."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _paths(names: bytes) -> list[str]:

@@ -8,6 +8,7 @@ asked (:mod:`swe_env.runner`). The patch is captured on every ending at which th
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from agents.policy import Policy, PolicyError
 from agents.prompts import Prompts
 from agents.tools import ToolLimits
 from sandboxes.protocol import SandboxError
-from sandboxes.repository import Patch, PatchError, capture
+from sandboxes.repository import Patch, PatchError, capture, printable
 from swe_env.grading import Grade, Mode, grade
 from swe_env.workspace import Workspaces
 from tasks.model import Task
@@ -132,6 +133,8 @@ async def run_episode(
                 patch_error = str(failure)
     except SandboxError as failure:
         end, error = End.SANDBOX_LOST, str(failure)
+    except Exception as bug:  # ours: this episode ends without a reward, the others go on
+        end, error = End.INTERNAL_ERROR, _where(bug)
     grading, result = time.monotonic(), None
     if not end.is_infrastructure:
         watch("grade")
@@ -139,6 +142,8 @@ async def run_episode(
             result = await grade(task, patch.data, workspaces, mode)
         except SandboxError as failure:
             end, error = End.GRADER_ERROR, str(failure)
+        except Exception as bug:
+            end, error = End.INTERNAL_ERROR, _where(bug)
     ended = time.monotonic()
     turns = conversation.turns
     return Episode(
@@ -154,7 +159,7 @@ async def run_episode(
         turns=turns,
         branches=conversation.branches,
         messages=conversation.messages,
-        patch_paths=patch.paths,
+        patch_paths=[printable(path) for path in patch.paths],
         patch_error=patch_error,
         ignored_files=patch.ignored,
         network_attempts=tally.network_attempts,
@@ -192,6 +197,8 @@ async def grade_patch(
         result = await grade(task, patch, workspaces, mode)
     except SandboxError as failure:
         end, error = End.GRADER_ERROR, str(failure)
+    except Exception as bug:
+        end, error = End.INTERNAL_ERROR, _where(bug)
     seconds = time.monotonic() - began
     return Episode(
         id=episode_id or task.id,
@@ -205,4 +212,11 @@ async def grade_patch(
         image_id="" if result is None else result.image_id,
         timings=Timings(grade=seconds, total=seconds),
         patch=patch,
+    )
+
+
+def _where(bug: Exception) -> str:
+    frame = traceback.extract_tb(bug.__traceback__)[-1]
+    return (
+        f"{type(bug).__name__}: {bug} ({frame.filename}:{frame.lineno}): a fault of swe-env, please report it"
     )

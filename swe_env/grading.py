@@ -7,6 +7,7 @@ as passed has not passed. What is in doubt is refused, and says why in :attr:`Gr
 from __future__ import annotations
 
 import json
+import posixpath
 import secrets
 import shlex
 import time
@@ -16,9 +17,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sandboxes import repository
-from sandboxes.protocol import ExecResult, SandboxError
-from sandboxes.repository import Patch
-from swe_env.protected import Verdict, examine, lookalikes, patch_paths, settings_changed
+from sandboxes.protocol import EngineUnavailable, ExecResult, SandboxError, SandboxLost
+from sandboxes.repository import Patch, printable
+from swe_env.protected import Verdict, examine, patch_paths, settings_changed
 from swe_env.workspace import Workspace, Workspaces
 from tasks.model import PytestTests, SwebenchTests, Task
 from tasks.swebench import SwebenchGrade, apply_script, eval_script, grade_log
@@ -28,6 +29,15 @@ Status = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "MISSING"]
 Mode = Literal["strict", "official"]
 """How a patch is graded. `strict`: what steers the test runner is put back, and changing it forfeits the
 reward. `official` (SWE-bench instances only): as swebench's own harness does, nothing put back."""
+
+SETTINGS_LIMIT = 1 << 20
+"""A larger settings file is not compared: it counts as changed [bytes]."""
+
+UNREADABLE = b"\xff"
+"""Stands for a settings file that cannot be read: no text, and so a change."""
+
+CANARY_WORDS = "align batch cache delta edges fetch grid heap index join keys limit merge node order parse"
+"""What the test that must fail is called: nothing that tells it from the others."""
 
 LOG_LIMIT = 16 << 20
 """Most of a test run's output that is kept [bytes]."""
@@ -48,9 +58,9 @@ class Grade(BaseModel):
     tampered: list[str] = []
     """Files that steer the test runner and that the patch changed: put back, and the reward is forfeited."""
     replaced: list[str] = []
-    """Files of the hidden tests that the patch also has: the hidden version ran. No fault in itself."""
+    """Files of the hidden tests, or beside them, that the patch also has: put back. No fault in itself."""
     artefacts: list[str] = []
-    """Compiled files in the patch: left out."""
+    """Compiled files, package metadata and look-alikes of Python's modules in the patch: left out."""
     timed_out: bool = False
     image_id: str = ""
     """Content digest of the image that the repository came from; "" if nothing had to be run."""
@@ -73,39 +83,49 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "
     if mode == "official" and not isinstance(task.tests, SwebenchTests):
         raise ValueError(f"{task.id} is no SWE-bench instance: grade it in strict mode")
     async with workspaces.open(task.view()) as workspace:
-        if mode == "official":
-            result = await _grade_as_harness(task, patch, workspace)
-            return _finished(result, workspace, started)
-        applied = await repository.apply(workspace.sandbox, workspace.baseline, patch)
-        if isinstance(applied, str):
-            reason = f"the patch does not apply: {_last_line(applied)}"
-            result = Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.encode())
-        else:
-            verdict = await _put_back(task, applied, workspace)
-            result = await _run_tests(task, workspace, verdict)
-        return _finished(result, workspace, started)
+        try:
+            if mode == "official":
+                result = await _grade_as_harness(task, patch, workspace)
+            else:
+                result = await _grade_strictly(task, patch, workspace)
+        except (SandboxLost, EngineUnavailable):
+            raise
+        except (SandboxError, OSError, ValueError) as error:
+            # the sandbox is well, so it is the patch's content: no way out of a low score
+            reason = f"the patch cannot be graded: {error}"
+            result = Grade(resolved=False, reward=0.0, statuses=missing, reason=reason)
+    seconds = time.monotonic() - started
+    return result.model_copy(update={"seconds": seconds, "image_id": workspace.image_id})
 
 
-def _finished(grade: Grade, workspace: Workspace, started: float) -> Grade:
-    return grade.model_copy(update={"seconds": time.monotonic() - started, "image_id": workspace.image_id})
+async def _grade_strictly(task: Task, patch: bytes, workspace: Workspace) -> Grade:
+    applied = await repository.apply(workspace.sandbox, workspace.baseline, patch)
+    if isinstance(applied, str):
+        missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
+        reason = f"the patch does not apply: {_last_line(applied)}"
+        return Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.encode())
+    return await _run_tests(task, workspace, await _put_back(task, applied, workspace))
 
 
 async def _put_back(task: Task, patch: Patch, workspace: Workspace) -> Verdict:
     """Restore every protected file that the patch touched, and say which."""
-    sandbox, baseline = workspace.sandbox, workspace.baseline
-    hidden = (
-        set(task.tests.files) if isinstance(task.tests, PytestTests) else patch_paths(task.tests.test_patch)
+    sandbox, baseline, tests = workspace.sandbox, workspace.baseline, task.tests
+    verdict = examine(
+        patch.paths,
+        hidden=set(tests.files) if isinstance(tests, PytestTests) else patch_paths(tests.test_patch),
+        gold=patch_paths(task.gold_patch),
+        existing=await repository.names_at_start(sandbox, baseline),
     )
-    existing = {
-        root for root in lookalikes(patch.paths) if await repository.has_at_start(sandbox, baseline, root)
-    }
-    verdict = examine(patch.paths, hidden=hidden, gold=patch_paths(task.gold_patch), existing=existing)
     for path in verdict.unexamined:
         before = await repository.at_start(sandbox, baseline, path)
         try:
-            after = await sandbox.read(f"{baseline.workdir}/{path}")
-        except (OSError, UnicodeEncodeError):
+            after = await sandbox.read(f"{baseline.workdir}/{path}", limit=SETTINGS_LIMIT)
+        except SandboxLost:
+            raise
+        except FileNotFoundError:
             after = None
+        except (OSError, ValueError, SandboxError):
+            after = UNREADABLE
         if settings_changed(path, before, after):
             verdict = verdict.model_copy(update={"tampered": [*verdict.tampered, path]})
     await repository.restore(sandbox, baseline, verdict.restored)
@@ -118,14 +138,14 @@ async def _run_tests(task: Task, workspace: Workspace, verdict: Verdict) -> Grad
             result = await _run_pytest(task, tests, workspace)
         case SwebenchTests():
             result = await _run_swebench(task, workspace)
-    tampered = sorted({*verdict.tampered, *result.tampered})
+    tampered = sorted({*map(printable, verdict.tampered), *result.tampered})
     reason = f"the patch changes how tests run: {', '.join(tampered)}" if tampered else result.reason
     return result.model_copy(
         update={
             "patch_applied": True,
             "tampered": tampered,
-            "replaced": verdict.hidden,
-            "artefacts": verdict.artefacts,
+            "replaced": [printable(path) for path in [*verdict.hidden, *verdict.support]],
+            "artefacts": [printable(path) for path in verdict.artefacts],
             "reward": 0.0 if tampered else float(result.resolved),
             "reason": reason,
         }
@@ -133,35 +153,46 @@ async def _run_tests(task: Task, workspace: Workspace, verdict: Verdict) -> Grad
 
 
 async def _run_pytest(task: Task, tests: PytestTests, workspace: Workspace) -> Grade:
-    """Hidden pytest files, read from a report that our own plugin writes.
+    """Hidden pytest files, read from a report that our own driver of pytest writes.
 
     One more test, which must fail, is run beside them: where it is not reported as failed, the runner
     does not report what happens, and nothing it says counts.
     """
     sandbox, workdir = workspace.sandbox, workspace.baseline.workdir
-    nonce = secrets.token_hex(8)
-    ours, report = f"/tmp/swe-env-{nonce}", f"/tmp/swe-env-{nonce}/report"
-    canary = f"test_canary_{nonce}.py"
-    plugin = (resources.files("swe_env") / "pytest_report.py.txt").read_bytes()
-    await sandbox.write(f"{ours}/swe_env_report.py", plugin)
-    await repository.lay_out(sandbox, workdir, tests.files)
-    await sandbox.write(f"{workdir}/{canary}", b"def test_canary():\n    assert False\n")
-    files = " ".join(shlex.quote(path) for path in [*sorted(tests.files), canary])
+    folder = f"/tmp/{secrets.token_hex(8)}"
+    name, function = (
+        f"test_{'_'.join(secrets.SystemRandom().sample(CANARY_WORDS.split(), 2))}" for _ in "12"
+    )
+    canary = posixpath.join(posixpath.dirname(min(tests.files)), f"{name}.py")
+    canary_id = f"{canary}::{function}"
+    files = {**tests.files, canary: f"def {function}():\n    assert False\n"}
+    driver = (resources.files("swe_env") / "pytest_driver.py.txt").read_bytes()
+    await sandbox.write(f"{folder}/run.py", driver)
+    targets = " ".join(shlex.quote(path) for path in files)
+    await sandbox.run(f"rm -rf -- {targets}", cwd=workdir, session=False)
+    await repository.lay_out(sandbox, workdir, files)
+    options = ["-p", "no:cacheprovider", "-rA", "--tb=short"]
+    asked = {"report": f"{folder}/report", "arguments": [*options, *sorted(files)]}
     ran = await sandbox.run(
-        f"python3 -m pytest -p swe_env_report -p no:cacheprovider -rA --tb=short {files}",
-        env={"PYTHONPATH": ours, "SWE_ENV_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1"},
+        f"python3 -I -B {folder}/run.py",
+        cwd=workdir,
+        stdin=json.dumps(asked).encode(),
         timeout=task.test_timeout,
         output_limit=LOG_LIMIT,
         session=False,
     )
     try:
-        lines = (await sandbox.read(report, limit=LOG_LIMIT)).decode("utf-8", "replace").splitlines()
+        lines = (
+            (await sandbox.read(f"{folder}/report", limit=LOG_LIMIT)).decode("utf-8", "replace").splitlines()
+        )
+    except SandboxLost:
+        raise
     except (OSError, SandboxError):
         lines = []
     reported = _read_report(lines)
     required = [*task.fail_to_pass, *task.pass_to_pass]
     statuses: dict[str, Status] = {test: reported.get(test, "MISSING") for test in required}
-    canary_status = reported.get(f"{canary}::test_canary")
+    canary_status = reported.get(canary_id)
     # pytest exits with 1 when it ran to its end and a test failed, as the canary does
     honest = canary_status == "FAILED" and ran.exit_code == 1
     forced = canary_status == "PASSED"
@@ -235,15 +266,19 @@ def _swebench_grade(task: Task, ran: ExecResult, graded: SwebenchGrade) -> Grade
     )
 
 
+REPORT_LINE = 1 << 16
+"""Longest line of the report that is read."""
+
+
 def _read_report(lines: list[str]) -> dict[str, Status]:
     """Test -> worst status reported of it (a test can pass and then fail in its teardown)."""
     badness: list[Status] = ["PASSED", "SKIPPED", "FAILED", "ERROR"]
     reported: dict[str, Status] = {}
     for line in lines:
         try:
-            test, status = json.loads(line)
+            test, status = json.loads(line[:REPORT_LINE])
             worse = max(badness.index(status), badness.index(reported.get(test, "PASSED")))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             continue  # not a line of ours: the tested code can write there too
         reported[test] = badness[worse]
     return reported

@@ -101,9 +101,10 @@ def harness_report(task: Task, prediction: Mapping[str, Any], log: Path) -> dict
 def grade_log(task: Task, log_text: str, *, strict: bool = True) -> SwebenchGrade:
     """Read the output (stdout and stderr together) of :func:`eval_script` run on a patched repository.
 
-    Parsing and the rules of resolution are swebench's. With `strict`, two things are stricter: a required
-    test must be among its successes by name (swebench drops a status it does not know from both lists), and
-    a second pair of its markers makes the log invalid, because only the code under test can have printed it.
+    Parsing and the rules of resolution are swebench's. With `strict`, three things are stricter: a required
+    test must be among its successes by name (swebench drops a status it does not know from both lists); one
+    that pytest's summary also calls failed has not passed, whatever was printed later; and a second pair of
+    markers makes the log invalid, because only the code under test can have printed it.
     Whoever runs the script must also see that it came to its own end: a log cut off or replaced by a process
     that killed the script can look complete. Never raises on what a log contains.
     """
@@ -132,6 +133,8 @@ def grade_log(task: Task, log_text: str, *, strict: bool = True) -> SwebenchGrad
         reason = report.get("infra_failure_reason", "a patch did not apply, or no test result was printed")
         return _invalid(task, f"swebench finds no test run in the log: {reason}")
     succeeded = set(lists[FAIL_TO_PASS]["success"]) | set(lists[PASS_TO_PASS]["success"])
+    failed = _listed_as_failed(log_text) if strict else set[str]()
+    succeeded -= failed
     required = [*task.fail_to_pass, *task.pass_to_pass]
     return SwebenchGrade(
         statuses={test: _status(test, found, test in succeeded) for test in required},
@@ -239,13 +242,18 @@ def _invalid(task: Task, problem: str) -> SwebenchGrade:
     )
 
 
+def _listed_as_failed(log_text: str) -> set[str]:
+    """Tests that a pytest summary lists as failed (or in error)."""
+    return set(re.findall(r"^(?:FAILED|ERROR) (\S+)", log_text, re.M))
+
+
 def _status(test: str, found: Mapping[str, str], succeeded: bool) -> Status:
     from swebench.harness import grading
 
     key = grading._resolve_case(test, dict(found))  # pyright: ignore[reportPrivateUsage]
     match found[key] if key is not None else None:
         case "PASSED" | "XFAIL":
-            return "PASSED"
+            return "PASSED" if succeeded else "FAILED"
         case "FAILED" | "ERROR" | "SKIPPED" as status:
             return status
         case None:

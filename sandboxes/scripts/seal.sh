@@ -1,8 +1,8 @@
 cd "$WORKDIR" || { echo "there is no directory $WORKDIR"; exit 1; }
 rm -rf "$STORE"; mkdir -p "${STORE%/*}"
 fresh="${STORE%/*}/fresh.git"; rm -rf "$fresh"
-commit_all() { # message, date: commit the working tree as it is
-  git add -A
+commit_all() { # message, date, more options of add: commit the working tree as it is
+  git add -A ${3:-}
   GIT_AUTHOR_NAME=swe-env GIT_AUTHOR_EMAIL=swe-env@localhost GIT_COMMITTER_NAME=swe-env \
     GIT_COMMITTER_EMAIL=swe-env@localhost GIT_AUTHOR_DATE="$2" GIT_COMMITTER_DATE="$2" \
     git commit -q --allow-empty --no-verify --no-gpg-sign -m "$1"
@@ -11,7 +11,7 @@ commit_all() { # message, date: commit the working tree as it is
 if [ -z "$BASE" ]; then
   find . -name .git -prune -exec rm -rf {} +
   git init -q . && git symbolic-ref HEAD refs/heads/main
-  commit_all "Start" "2020-01-01T00:00:00Z"
+  commit_all "Start" "2020-01-01T00:00:00Z" -f
 else
   commit=$(git rev-parse -q --verify "$BASE^{commit}") ||
     { echo "commit $BASE is not in the image's repository"; exit 1; }
@@ -36,6 +36,15 @@ else
   git --git-dir="$fresh" symbolic-ref HEAD "refs/heads/$branch"
   git --git-dir="$fresh" config core.bare false
   rm "$fresh/tags"
+  # Objects that lie elsewhere (an alternate store, the repository of which this is a worktree) have a
+  # future, too, and nothing needs them any more.
+  common=$(cd "$(git rev-parse --git-common-dir)" && pwd -P)
+  if [ -f "$common/objects/info/alternates" ]; then
+    while IFS= read -r elsewhere; do
+      (cd "$common/objects" && cd "$elsewhere" && pwd -P)
+    done <"$common/objects/info/alternates" | while IFS= read -r path; do rm -rf "$path"; done
+  fi
+  case "$common/" in "$(pwd -P)"/*) ;; *) rm -rf "$common" ;; esac
   find . -name .git -prune -exec rm -rf {} +
   mv "$fresh" .git
   git reset -q --mixed "$commit"

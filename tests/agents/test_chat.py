@@ -14,7 +14,7 @@ from agents.chat import Chat, load_chat
 from agents.prompts import load_prompts
 from agents.scripted import tool_call
 from agents.tokenizer import TokenizerError
-from swe_env.run import TINY_GLM
+from swe_env.plan import TINY_GLM
 
 PROMPTS = load_prompts()
 CHAT = load_chat(TINY_GLM, PROMPTS.tools)

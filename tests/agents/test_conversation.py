@@ -11,7 +11,7 @@ from agents.chat import load_chat
 from agents.conversation import Conversation, cut, shorten
 from agents.policy import Completion
 from agents.prompts import load_prompts
-from swe_env.run import TINY_GLM
+from swe_env.plan import TINY_GLM
 
 PROMPTS = load_prompts("tiny")
 CHAT = load_chat(TINY_GLM, PROMPTS.tools)

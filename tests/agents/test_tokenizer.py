@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agents.tokenizer import TextTokenizer, TokenizerError
-from swe_env.run import TINY_GLM
+from swe_env.plan import TINY_GLM
 
 TOKENIZER = TextTokenizer(TINY_GLM)
 PLAIN = Tokenizer.from_file(str(TINY_GLM / "tokenizer.json"))

@@ -154,9 +154,9 @@ def group() -> Iterator[str]:
     """What the names of a test's images begin with: `GROUP/a`, `GROUP/b`; removed in the end."""
     group = f"swe-env-test-{secrets.token_hex(4)}"
     yield group
-    names = ["--filter", f"reference={group}/*", "--filter", f"reference=*/{group}/*"]
-    if left := docker("images", "-q", *names):
-        docker("rmi", "-f", *set(left.split()))
+    ours = ["--filter", f"reference={group}/*", "--filter", f"reference=*/{group}/*"]
+    if left := docker("images", "--format", "{{.Repository}}:{{.Tag}}", *ours):
+        docker("rmi", *left.split())
 
 
 class World:
@@ -410,19 +410,19 @@ def test_an_image_that_is_held_is_left_alone(world: World) -> None:
     run(main)
 
 
-def seal(world: World, letter: str) -> str:
+def seal(world: World, letter: str, sealed: str) -> str:
     """An image that we committed on a pulled one."""
     container = docker("create", world.name(letter))
     docker("cp", __file__, f"{container}:/sealed")
-    docker("commit", "-c", f"LABEL {RUN_LABEL}=", container, f"{world.group}/sealed")
+    docker("commit", "-c", f"LABEL {RUN_LABEL}=", container, world.name(sealed))
     docker("rm", container)
-    return f"{world.group}/sealed"
+    return world.name(sealed)
 
 
 def test_what_was_sealed_on_an_image_goes_with_it(world: World) -> None:
     world.pull("a")
     image = docker("inspect", "-f", "{{.Id}}", world.name("a"))
-    seal(world, "a")
+    seal(world, "a", "s")
     refusal(world.images(keep_free=NOTHING), world.name("z"))
     assert world.here() == ""
     assert subprocess.run(["docker", "inspect", image], capture_output=True).returncode != 0
@@ -430,10 +430,11 @@ def test_what_was_sealed_on_an_image_goes_with_it(world: World) -> None:
 
 def test_an_image_is_left_alone_when_a_container_uses_what_was_sealed_on_it(world: World) -> None:
     world.pull("a")
-    container = docker("create", seal(world, "a"))
+    container = docker("create", seal(world, "a", "s"))
+    seal(world, "a", "t")
     try:
         refusal(world.images(keep_free=NOTHING), world.name("z"))
-        assert world.here() == "asealed"
+        assert world.here() == "ast"
     finally:
         docker("rm", container)
 
@@ -452,23 +453,32 @@ def test_what_we_pulled_is_known_to_the_next_process(world: World) -> None:
     assert done.stdout == f"removed {world.name('a')} to make room\n"
 
 
-def test_processes_that_write_at_once_lose_nothing(world: World) -> None:
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "images.json"
     code = (
         "import sys, trio\n"
         "from pathlib import Path\n"
         "from sandboxes.registry import PulledImages\n"
         "async def main():\n"
-        "    images = PulledImages(print, keep_free=0, mirror=sys.argv[1], state=Path(sys.argv[2]))\n"
-        "    async with trio.open_nursery() as nursery:\n"
-        "        for name in sys.argv[3:]:\n"
-        "            nursery.start_soon(images.ensure, name)\n"
+        "    images = PulledImages(print, state=Path(sys.argv[1]))\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    for number in range(100):\n"
+        "        await images._note(f'{sys.argv[2]}{number}', {'Id': ''})\n"  # faster than registries pull
         "trio.run(main)\n"
     )
-    argv = [sys.executable, "-c", code, world.registry.address, str(world.state)]
-    shares = [[world.name(letter) for letter in letters] for letters in ("abcd", "efgh")]
-    writers = [subprocess.Popen([*argv, *share], cwd=REPOSITORY) for share in shares]
+    argv = [sys.executable, "-c", code, str(state)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writers = [subprocess.Popen([*argv, letter], cwd=REPOSITORY, **pipes) for letter in "ab"]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()  # it has started
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()
     assert [writer.wait(TEST_SECONDS) for writer in writers] == [0, 0]
-    assert set(json.loads(world.state.read_bytes())["images"]) == {*shares[0], *shares[1]}
+    names = {f"{letter}{number}" for letter in "ab" for number in range(100)}
+    assert set(json.loads(state.read_bytes())["images"]) == names
 
 
 def test_a_broken_state_makes_nothing_ours(world: World) -> None:
@@ -507,7 +517,7 @@ def test_prefetching_passes_over_an_image_that_cannot_be_had(world: World) -> No
     world.registry.answers = [404]
 
     async def main() -> None:
-        await images.prefetch([world.name("a"), world.name("b")], 2)
+        await images.prefetch(["No Name", world.name("a"), world.name("b")], 2)
 
     run(main)
     assert world.here() == "b"
@@ -520,7 +530,7 @@ def test_prefetching_does_not_remove_what_it_prefetched(
 ) -> None:
     async def main() -> None:
         images = world.images(keep_free=1)
-        await images.prefetch([world.name("a")], 1)
+        await images.prefetch([f"{world.group}/a"], 1)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         await images.prefetch([world.name("b")], 2)
         assert world.here() == "a"

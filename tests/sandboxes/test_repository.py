@@ -100,6 +100,21 @@ def test_alternates_and_submodules_lead_to_no_future_either(sandboxed: Sandboxed
     sandboxed(body)
 
 
+def test_a_worktree_does_not_lead_to_its_repositorys_future(sandboxed: Sandboxed) -> None:
+    script = HISTORY + "git -C /testbed worktree add -q /tree base; git -C /tree rev-parse HEAD"
+
+    async def body(sandbox: DockerSandbox) -> None:
+        made = await sandbox.run(script, session=False)
+        await seal(sandbox, "/tree", made.text.split()[-1])
+        found = await sandbox.run(
+            "git --git-dir=/testbed/.git log -p trunk 2>&1; git -C /tree log --format=%s"
+        )
+        assert "FIXTEXT" not in found.text
+        assert found.text.split()[-2:] == ["base", "first"]
+
+    sandboxed(body)
+
+
 def test_the_past_is_still_there_with_its_branch_and_old_tags(sealed: Callable[[Body], None]) -> None:
     async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
         assert (await text(sandbox, "git log --format=%s trunk")).split()[-2:] == ["base", "first"]

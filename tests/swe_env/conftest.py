@@ -59,7 +59,7 @@ def make_patch(files: dict[str, str], edits: Edits) -> bytes:
 
         git("init", "-q")
         git("add", "-Af")
-        git("commit", "-qm", "start")
+        git("commit", "-q", "--allow-empty", "-m", "start")
         for path, content in edits.items():
             if content is None:
                 (root / path).unlink()

@@ -260,3 +260,24 @@ def test_an_image_that_is_not_there_is_infrastructure(played: Played) -> None:
     episode = played([SUBMIT], make_task(image=ImageRef(name="swe-env/absent:1"), base_commit="HEAD"))
     assert (episode.end, episode.reward) == (End.SANDBOX_LOST, None)
     assert "swe-env/absent:1" in episode.error
+
+
+def test_a_name_that_no_file_can_have_is_an_answer_to_the_model(played: Played) -> None:
+    view = tool_call("edit", command="view", path="a\0b")
+    assert answers(played([view, SUBMIT])) == ["Error: there can be no file of that name."]
+
+
+def test_file_names_that_are_not_text_are_recorded(played: Played) -> None:
+    episode = played([bash("touch $(printf 'a\\377')"), FIX, SUBMIT])
+    assert (episode.reward, episode.patch_paths) == (1.0, ["a\\xff", "calc.py"])
+    assert Episode.model_validate_json(episode.model_dump_json()).patch_paths == episode.patch_paths
+
+
+def test_programs_that_the_agent_replaced_spoil_only_its_own_patch(played: Played) -> None:
+    fake = bash(
+        "mkdir -p a/.git; cd /usr/local/bin; printf '#!/bin/sh\\necho captured x y\\n' >mv; chmod +x mv"
+    )
+    episode = played([FIX, fake, SUBMIT])
+    assert episode.end is End.SUBMITTED
+    assert episode.reward == 0.0
+    assert "cannot be read" in episode.patch_error

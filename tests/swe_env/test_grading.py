@@ -8,7 +8,7 @@ import pytest
 
 from swe_env.grading import Grade
 from tasks.model import PytestTests
-from tests.swe_env.conftest import BROKEN, FAILS, FIXED, HIDDEN, PASSES, TESTS, make_task
+from tests.swe_env.conftest import BROKEN, FAILS, FIXED, HIDDEN, PASSES, TESTS, Edits, make_patch, make_task
 
 pytestmark = pytest.mark.docker
 
@@ -84,21 +84,101 @@ def test_settings_that_deselect_tests_are_put_back(graded: Graded) -> None:
     assert grade.statuses[FAILS] == "FAILED"
 
 
-def test_a_module_in_place_of_pythons_own_is_put_back(graded: Graded) -> None:
-    grade = graded({"json.py": b"raise SystemExit(0)\n", **FIX})
-    assert (grade.resolved, grade.reward, grade.tampered) == (True, 0.0, ["json.py"])
+METADATA = b"Metadata-Version: 2.1\nName: x\nVersion: 1\n"
+PLUGIN = b"[pytest11]\nx = forcing\n"
+SHIM = (
+    b"import json, os, sys\nasked = json.loads(sys.stdin.read())\nopen(asked['report'], 'w')\nos._exit(1)\n"
+)
 
 
-def test_a_forged_package_adds_no_plugin(graded: Graded) -> None:
-    grade = graded(
-        {
-            "x.egg-info/PKG-INFO": b"Metadata-Version: 2.1\nName: x\nVersion: 1\n",
-            "x.egg-info/entry_points.txt": b"[pytest11]\nx = forcing\n",
-            "forcing.py": FORCE.encode(),
-        }
+def linked(target: str) -> bytes:
+    """A patch that adds a package and a link `pytest` to it."""
+    head = "diff --git a/pytest b/pytest\nnew file mode 120000\n--- /dev/null\n+++ b/pytest\n"
+    return f"{head}@@ -0,0 +1 @@\n+{target}\n\\ No newline at end of file\n".encode()
+
+
+def package(metadata: str) -> Edits:
+    """A package that is not installed but looks so, with a plugin for pytest."""
+    edits: Edits = {f"{metadata}/PKG-INFO": METADATA, f"{metadata}/entry_points.txt": PLUGIN}
+    return {**edits, "forcing.py": FORCE.encode()}
+
+
+CHEATS: dict[str, Edits | bytes] = {
+    "expected failure": {"calc.py": b"import pytest\n\n\ndef total(n):\n    pytest.xfail('x')\n"},
+    "skip": {"calc.py": b"import pytest\n\n\ndef total(n):\n    pytest.skip('x')\n"},
+    "runner module": {"pytest.py": SHIM},
+    "runner package": {"pytest/__init__.py": b"", "pytest/__main__.py": SHIM},
+    "runner link": make_patch({}, {"mypt/__init__.py": SHIM}) + linked("mypt"),
+    "runner dependency": {"attr.py": SHIM, "pluggy.py": SHIM, "pygments.py": SHIM},
+    "report plugin": {"swe_env_report.py": SHIM, "run.py": SHIM},
+    "python module": {"json.py": SHIM, "posixpath.py": SHIM},
+    "forged package": package("x.egg-info"),
+    "forged package, capitals": package("x.EGG-INFO"),
+    "forged package, ignored": {".gitignore": b"*\n", **package("x\ny.egg-info")},
+    "plugins of a test package": {
+        "tests/__init__.py": b"pytest_plugins = ['forcing']\n",
+        "forcing.py": FORCE.encode(),
+    },
+    "right code beside the tests": {"tests/calc.py": FIXED.encode()},
+    "huge settings": {"setup.cfg": b"\0" * (65 << 20)},
+    "file in place of the tests": {"tests": b"x"},
+    "folder in place of a test": {f"{HIDDEN}/x.py": b""},
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
+def test_what_is_not_a_fix_earns_nothing(graded: Graded, cheat: Edits | bytes) -> None:
+    grade = graded(cheat)
+    assert (grade.reward, grade.resolved) == (0.0, False)
+    assert grade.statuses[FAILS] != "PASSED"
+
+
+HONEST: dict[str, Edits] = {
+    "virtual environment": {"env/lib/python3.11/site-packages/a-precedence.pth": b"import os\n"},
+    "folders of module names": {"html/index.html": b"", "types/x.json": b"", "queue/README": b""},
+    "script of a module's name": {"profile.py": b"print(1)\n"},
+    "tests of one's own": {"checks/conftest.py": b"", "tests/test_mine.py": b"def test_x():\n    pass\n"},
+    "metadata of an installation": {"x.egg-info/PKG-INFO": METADATA},
+    "harmless settings": {"pyproject.toml": b"[project]\nname = 'x'\n"},
+    "names that are not text": {"a\udcff.txt": b""},
+    "a folder where a hidden test goes": {f"{HIDDEN}/x.py": b""},
+}
+
+
+@pytest.mark.parametrize("more", HONEST.values(), ids=HONEST.keys())
+def test_a_fix_with_something_harmless_beside_it_earns_one(graded: Graded, more: Edits) -> None:
+    grade = graded({**FIX, **more})
+    assert (grade.reward, grade.tampered) == (1.0, [])
+    grade.model_dump_json()
+
+
+def test_expected_failures_that_the_hidden_tests_mark_are_passes(graded: Graded) -> None:
+    marked = TESTS + "\n\nimport pytest\n\n\n@pytest.mark.xfail\ndef test_known():\n    assert False\n"
+    task = make_task(
+        tests=PytestTests(files={HIDDEN: marked}), pass_to_pass=[PASSES, f"{HIDDEN}::test_known"]
     )
+    assert graded(FIX, task).reward == 1.0
+
+
+def test_a_folder_made_a_link_to_itself_is_no_way_out(graded: Graded) -> None:
+    files = {"calc.py": BROKEN, "tests/conftest.py": "", "tests/test_old.py": ""}
+    deleted = make_patch(files, {"tests/conftest.py": None, "tests/test_old.py": None})
+    grade = graded(deleted + linked("tests").replace(b"pytest", b"tests"), make_task(files))
     assert (grade.reward, grade.statuses[FAILS]) == (0.0, "FAILED")
-    assert grade.artefacts == ["x.egg-info/PKG-INFO", "x.egg-info/entry_points.txt"]
+
+
+def test_thousands_of_files_are_build_output(graded: Graded) -> None:
+    grade = graded({f"pytest_{number}/x": b"" for number in range(5001)})
+    assert (grade.reward, grade.patch_applied) == (0.0, False)
+    assert "5001 files" in grade.reason
+    assert grade.seconds < 20
+
+
+def test_a_fix_to_a_file_that_gitignore_names_counts(graded: Graded) -> None:
+    files = {"build/calc.py": BROKEN, ".gitignore": "build/\n"}
+    tests = PytestTests(files={HIDDEN: "import sys\nsys.path.insert(0, 'build')\n" + TESTS})
+    task = make_task(files, tests=tests, gold_patch="x")
+    assert graded({"build/calc.py": FIXED.encode()}, task).reward == 1.0
 
 
 def test_a_file_at_the_place_of_a_hidden_test_is_replaced(graded: Graded) -> None:  # T03

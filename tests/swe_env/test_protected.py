@@ -4,47 +4,96 @@ from __future__ import annotations
 
 import pytest
 
-from swe_env.protected import examine, lookalikes, patch_paths, settings_changed
+from swe_env.protected import examine, patch_paths, settings_changed
+
+HIDDEN = {"tests/unit/test_a.py"}
+
+
+def sort(path: str, *, gold: set[str] = frozenset(), existing: set[str] = frozenset()) -> str:  # type: ignore[assignment]
+    """The kind of one path; "" for work."""
+    verdict = examine([path], hidden=HIDDEN, gold=set(gold), existing=set(existing))
+    return next((kind for kind, paths in verdict if paths), "")
 
 
 @pytest.mark.parametrize(
     "path",
     [
         "conftest.py",
+        "tests/conftest.py",
         "tests/unit/conftest.py",
         "pytest.ini",
+        "pytest.toml",
+        "tests/.pytest.ini",
         "sitecustomize.py",
+        "sitecustomize/__init__.py",
         "src/usercustomize.py",
         "x.pth",
+    ],
+)
+def test_what_steers_the_runner_of_the_hidden_tests_is_tampering(path: str) -> None:
+    assert sort(path) == "tampered"
+
+
+@pytest.mark.parametrize(
+    "path", ["other/conftest.py", "docs/pytest.ini", "env/lib/python3.11/site-packages/x.pth"]
+)
+def test_what_steers_other_runs_is_work(path: str) -> None:
+    assert sort(path) == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "pytest.py",
         "_pytest/runner.py",
         "src/pluggy/__init__.py",
         "pytest_cheat.py",
-        "pytest.toml",
         "json.py",
+        "attr.py",
         "src/argparse/__init__.py",
+        "json.cpython-311-x86_64-linux-gnu.so",
+        "pytest",
     ],
 )
-def test_a_runner_hook_is_tampering(path: str) -> None:
-    assert examine([path], hidden=set(), gold=set(), existing=set()).tampered == [path]
+def test_a_new_module_of_the_runners_or_pythons_name_is_left_out_without_blame(path: str) -> None:
+    assert sort(path) == "artefacts"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["pkg/json.py", "docs/test_json.py", "jsonic.py", "src/app/types.py", "html/index.html", "queue/README"],
+)
+def test_a_module_below_a_package_or_a_folder_without_code_is_work(path: str) -> None:
+    assert sort(path) == ""
 
 
 def test_what_the_gold_patch_changes_is_the_policys_to_change() -> None:
-    verdict = examine(
-        ["conftest.py", "setup.cfg"], hidden=set(), gold={"conftest.py", "setup.cfg"}, existing=set()
-    )
-    assert verdict.restored == []
+    assert sort("conftest.py", gold={"conftest.py"}) == ""
+    assert sort("setup.cfg", gold={"setup.cfg"}) == ""
+    assert sort("tests/helpers.py", gold={"tests/helpers.py"}) == ""
 
 
 def test_a_runner_module_that_the_repository_has_is_source() -> None:
-    paths = ["src/_pytest/logging.py", "src/_pytest/new.py"]  # pytest's own repository
-    assert lookalikes(paths) == {"src/_pytest"}
-    assert examine(paths, hidden=set(), gold=set(), existing={"src/_pytest"}).restored == []
+    existing = {"src/_pytest/logging.py"}  # pytest's own repository
+    assert sort("src/_pytest/logging.py", existing=existing) == ""
+    assert sort("src/_pytest/new.py", existing=existing) == ""
 
 
-@pytest.mark.parametrize("path", ["pkg/json.py", "tests/test_json.py", "jsonic.py", "src/app/types.py"])
-def test_a_module_below_a_package_or_of_another_name_is_work(path: str) -> None:
-    assert examine([path], hidden=set(), gold=set(), existing=set()).restored == []
+@pytest.mark.parametrize(
+    "path", ["tests/helpers.py", "tests/__init__.py", "tests/unit/x/y.py", "tests/calc.py"]
+)
+def test_what_lies_beside_hidden_tests_is_put_back_without_blame(path: str) -> None:
+    assert sort(path) == "support"
+
+
+def test_source_beside_a_test_outside_a_test_folder_is_work() -> None:
+    verdict = examine(["pkg/a.py"], hidden={"pkg/test_a.py"}, gold=set(), existing=set())
+    assert verdict.restored == []
+
+
+@pytest.mark.parametrize("path", ["tests", "tests/unit", "tests/unit/test_a.py/x"])
+def test_what_stands_in_the_way_of_a_hidden_test_is_put_back(path: str) -> None:
+    assert sort(path) == "hidden"
 
 
 def test_hidden_paths_are_replaced_without_blame() -> None:
@@ -52,13 +101,18 @@ def test_hidden_paths_are_replaced_without_blame() -> None:
     assert (verdict.hidden, verdict.tampered) == (["tests/test_a.py"], [])
 
 
-def test_a_link_in_place_of_the_hidden_tests_directory_is_put_back() -> None:
-    assert examine(["tests"], hidden={"tests/test_a.py"}, gold=set(), existing=set()).hidden == ["tests"]
-
-
-@pytest.mark.parametrize("path", ["pkg/__pycache__/a.cpython-311.pyc", "x.egg-info/entry_points.txt"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pkg/__pycache__/a.cpython-311.pyc",
+        "x.egg-info/entry_points.txt",
+        "x.EGG-INFO/PKG-INFO",
+        "x.dist-info",
+        "x\ny.egg-info/PKG-INFO",
+    ],
+)
 def test_build_products_are_left_out_without_blame(path: str) -> None:
-    assert examine([path], hidden=set(), gold=set(), existing=set()).artefacts == [path]
+    assert sort(path) == "artefacts"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def problem(rows: list[dict[str, Any]], ids: list[str] | None = None) -> str:
     return str(caught.value)
 
 
+def test_what_pytest_calls_failed_is_not_passed_by_printing_so_later() -> None:
+    forged = log(f"FAILED {F2P} - assert 2 == 3", f"PASSED {P2P}", f"PASSED {F2P}")
+    assert grade_log(TASK, forged, strict=False).resolved
+    grade = grade_log(TASK, forged)
+    assert (grade.resolved, grade.statuses[F2P]) == (False, "FAILED")
+
+
 def test_a_row_becomes_a_task() -> None:
     assert TASK.id == "owner__thing-1"
     assert TASK.image == ImageRef(name="registry/owner_thing:1")
