@@ -23,6 +23,9 @@ from sandboxes.protocol import Sandbox, SandboxError
 STORE = "/.swe-env/base.git"
 """Our own repository inside the sandbox: the files as they were when it was sealed."""
 
+INCOMING = f"{STORE}/incoming"
+"""The patch that is being applied."""
+
 RECIPE = 3
 """Changes when sealing changes, so that images sealed the old way are not used again."""
 
@@ -113,16 +116,22 @@ async def capture(sandbox: Sandbox, baseline: Baseline, *, timeout: float = 120.
     return Patch(data=data, paths=_paths(names), ignored=int(words[1]), unreadable=int(words[2]))
 
 
-async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes) -> Patch | str:
+EXACTLY = 'ours apply --binary --whitespace=nowarn "$STORE/incoming"'
+"""How a patch of ours is applied: as it is, or not at all."""
+
+
+async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes, how: str = EXACTLY) -> Patch | str:
     """Apply a patch to the working tree; returns it with its paths, or git's reason why it does not apply.
+
+    `how`: a shell script that applies :data:`INCOMING` in the working directory, and exits with 0 if it did.
 
     Names come from the patch *and* from the tree afterwards, so that a rename shows both ends and an
     ignored file does not hide. A missing final newline is added: some tools strip it.
     """
     if not data.endswith(b"\n"):
         data += b"\n"
-    await sandbox.write(f"{STORE}/incoming", data)
-    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE}
+    await sandbox.write(INCOMING, data)
+    env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE, "HOW": how}
     result = await sandbox.run(_script("apply.sh"), env=env, cwd="/", timeout=300, session=False)
     if result.exit_code != 0:
         return result.text.strip() or f"git apply exited with {result.exit_code}"
