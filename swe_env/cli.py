@@ -34,6 +34,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="An environment in which a language model learns software engineering by doing it.",
 )
+tasks_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List tasks, or find out which to trust."
+)
+app.add_typer(tasks_app, name="tasks")
 T = TypeVar("T")
 
 EXPECTED = (
@@ -136,7 +140,9 @@ def evaluate(
     concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
     url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
     repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Registry that stands in for Docker Hub.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
+    quarantine: Annotated[Path | None, typer.Option(help="List of `tasks validate`, counted apart.")] = None,
     reproduce: Annotated[Path | None, typer.Option(help="Say what differs from this evaluation now.")] = None,
 ) -> None:
     """Evaluate a model, or patches that are there already, on SWE-bench."""
@@ -160,9 +166,10 @@ def evaluate(
         "url": url,
         "model": model,
         "repo_mirror": repo_mirror,
+        "mirror": mirror,
         "python": python,
     }
-    _evaluate(_guard(lambda: read_request(config, options)))
+    _evaluate(_guard(lambda: read_request(config, options)), quarantine)
 
 
 @app.command()
@@ -260,8 +267,8 @@ def serve(
     _run(forever)
 
 
-@app.command()
-def tasks(
+@tasks_app.command("list")
+def list_tasks(
     source: Annotated[str, typer.Argument(help="As for run --tasks.")] = "shipped",
     out: Annotated[Path | None, typer.Option(help="Write them to this .jsonl file.")] = None,
 ) -> None:
@@ -272,13 +279,43 @@ def tasks(
         found = find_tasks(source)
         if out is not None:
             save_tasks(out, found)
-            console.print(f"wrote {len(found)} tasks to {out}")
+            console.print(f"wrote {len(found)} tasks to {out}", markup=False)
             return
         for task in found:
             level, problem = task.metadata.get("difficulty", ""), task.problem_statement.splitlines()[0]
             console.print(f"[bold]{task.id}[/] {level} {escape(problem)}", soft_wrap=True)
 
     _guard(list_them)
+
+
+@tasks_app.command("validate")
+def validate_tasks(
+    source: Annotated[str, typer.Argument(help="As for run --tasks.")],
+    out: Annotated[Path, typer.Option(help="Run directory; quarantine.json is written there.")],
+    n: Annotated[int, typer.Option(help="Gradings of each kind a task.")] = 3,
+    instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    mode: Annotated[Mode, typer.Option(help="strict or official.")] = "strict",
+    concurrency: Annotated[int | None, typer.Option(help="Gradings at once [8].")] = None,
+    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
+) -> None:
+    """Grade each task with its gold patch and without a fix, several times; list those not to be trusted."""
+    from swe_env.validate import validate
+
+    options = {
+        "tasks": source,
+        "policy": "gold",
+        "out": out,
+        "n": n,
+        "instances": _names(instances),
+        "mode": mode,
+        "concurrency": concurrency,
+        "repo_mirror": repo_mirror,
+    }
+    request = _guard(lambda: read_request(None, options))
+    found = _run(lambda: validate(request, Board.live, _say))
+    for name, reason in found.reasons.items():
+        console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
+    console.print(f"{len(found.reasons)} tasks quarantined: {out / 'quarantine.json'}", soft_wrap=True)
 
 
 def main() -> None:
@@ -298,15 +335,17 @@ USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """What the command line library raises for bad arguments."""
 
 
-def _evaluate(request: RunRequest) -> None:
+def _evaluate(request: RunRequest, quarantine: Path | None = None) -> None:
     """Run, write everything official, show. Exit code 1 if attempts have no verdict."""
     from swe_env.evaluation import write_results
     from swe_env.report import write_report
     from swe_env.run import run as play
+    from swe_env.validate import load_quarantine
 
+    listed = _guard(lambda: load_quarantine(quarantine).reasons) if quarantine else None
     rundir = _run(lambda: play(request, Board.live, _say))
     tasks = _guard(lambda: find_tasks(request.tasks, request.instances, request.split))
-    summary = write_results(rundir, tasks)
+    summary = write_results(rundir, tasks, listed)
     page = write_report(rundir)
     show_evaluation(summary)
     console.print(f"\neverything  {rundir.path}\nreport      {page}", soft_wrap=True)

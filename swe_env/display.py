@@ -92,7 +92,11 @@ class Board:
     def _render(self) -> Group:
         counts = Counter(self._stages.values())
         now = "   ".join(f"{counts[stage]} {word}" for stage, word in _STAGES.items())
-        return Group(self._progress, Text(f"{now}   {self._solved} of {self._done} solved", style="dim"))
+        speed = self._progress.tasks[0].speed
+        rate = f"   {60 * speed:.1f} a minute" if speed else ""
+        return Group(
+            self._progress, Text(f"{now}   {self._solved} of {self._done} solved{rate}", style="dim")
+        )
 
 
 def show_table(episodes: Sequence[Episode], out: Console = console) -> None:
@@ -149,7 +153,10 @@ def show_evaluation(summary: Summary, out: Console = console) -> None:
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in ("repository", "instances", "resolved", "%", "95% interval"):
         table.add_column(name, justify="left" if name == "repository" else "right")
-    for name, share in [*summary.by_repository.items(), ("all", summary.whole)]:
+    rows = [*summary.by_repository.items(), ("all", summary.whole)]
+    if summary.quarantined is not None:
+        rows.append(("of these, quarantined", summary.quarantined))
+    for name, share in rows:
         low, high = share.interval
         style = "bold" if name == "all" else ""
         table.add_row(

@@ -17,7 +17,7 @@ import io
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,25 +66,31 @@ class Summary(BaseModel):
     by_repository: dict[str, Share]
     endings: dict[str, int]
     """How attempts ended, refined by what grading said."""
+    quarantined: Share | None = None
+    """Of the instances on the quarantine list, which `whole` counts, too; None without a list."""
     no_verdict: list[str]
     """Attempts that infrastructure ended: neither resolved nor unresolved."""
     tampered: list[str]
     """Attempts that changed how tests run (strict mode)."""
 
 
-def write_results(rundir: RunDir, tasks: Sequence[Task]) -> Summary:
+def write_results(
+    rundir: RunDir, tasks: Sequence[Task], quarantine: Collection[str] | None = None
+) -> Summary:
     """Write everything official and the summary. Raises `RunError` for an episode that cannot be read."""
     episodes = rundir.episodes()
     attempts = _by_attempt(episodes)
     for number, own in sorted(attempts.items()):
         suffix = f".{number}" if len(attempts) > 1 else ""
         _write_official(rundir, suffix, own, tasks)
-    summary = summarise(episodes, tasks)
+    summary = summarise(episodes, tasks, quarantine)
     write_atomic(rundir.path / "summary.json", summary.model_dump_json(indent=1).encode())
     return summary
 
 
-def summarise(episodes: Sequence[Episode], tasks: Sequence[Task]) -> Summary:
+def summarise(
+    episodes: Sequence[Episode], tasks: Sequence[Task], quarantine: Collection[str] | None = None
+) -> Summary:
     """Count. Attempts without a verdict are in `no_verdict` and nowhere else."""
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for episode in episodes:
@@ -99,6 +105,9 @@ def summarise(episodes: Sequence[Episode], tasks: Sequence[Task]) -> Summary:
             name: _share({one: given for one, given in verdicts.items() if repository.get(one) == name})
             for name in sorted({repository[one] for one in verdicts if one in repository})
         },
+        quarantined=None
+        if quarantine is None
+        else _share({one: given for one, given in verdicts.items() if one in quarantine}),
         endings=dict(Counter(_ending(episode) for episode in episodes).most_common()),
         no_verdict=[episode.id for episode in episodes if episode.reward is None],
         tampered=[episode.id for episode in episodes if episode.grade and episode.grade.tampered],

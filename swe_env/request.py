@@ -45,6 +45,8 @@ class RunRequest(BaseModel):
     """Further attempts at an episode that infrastructure ended."""
     repo_mirror: Path | None = None
     """Clones from which SWE-bench images are built here; None if they are here already."""
+    mirror: str | None = None
+    """Host (and path) of a registry that stands in for Docker Hub."""
     python: Path | None = None
     """Interpreter to copy into those images; None finds one."""
 

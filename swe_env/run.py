@@ -15,6 +15,8 @@ from agents.policy import Policy, Sampling
 from agents.vllm import VllmPolicy, check
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
+from sandboxes.protocol import ImageUnavailable
+from sandboxes.registry import PulledImages
 from swe_env.episode import Episode, grade_patch, run_episode
 from swe_env.plan import make_plan
 from swe_env.policies import replay, scripted
@@ -60,8 +62,9 @@ async def run(
             return scripted(plan.kind, task, plan.chat)
 
         engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
-        await _ensure_images([task for _, task in missing], request, engine, say)
-        workspaces = Workspaces(engine, BASE_IMAGE)
+        images = PulledImages(say, mirror=request.mirror)
+        absent = await ensure_images([task for _, task in missing], request, engine, say)
+        workspaces = Workspaces(engine, BASE_IMAGE, images if request.repo_mirror is None else None)
 
         async def attempt(name: str, task: Task, watch: Watch) -> Episode:
             if plan.predictions is not None:
@@ -88,7 +91,12 @@ async def run(
 
         jobs = [Job(name, partial(attempt, name, task)) for name, task in missing]
         with watching(len(jobs)) as watcher:
-            await run_jobs(jobs, rundir, watcher, concurrency=request.concurrency, retries=request.retries)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(images.prefetch, absent, request.concurrency)
+                await run_jobs(
+                    jobs, rundir, watcher, concurrency=request.concurrency, retries=request.retries
+                )
+                nursery.cancel_scope.cancel()
     return rundir
 
 
@@ -127,10 +135,14 @@ async def _watch(server: Server) -> None:
         await trio.sleep(0.5)
 
 
-async def _ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> None:
-    """Have every image here before the first episode. Raises `ImageUnavailable`."""
+async def ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> list[str]:
+    """Have what is needed before the first episode; returns the names of images still to be pulled.
+
+    Where any is to be pulled, the first is, to be sure that the registry answers. Raises `ImageUnavailable`.
+    """
     if request.repo_mirror is not None or any(isinstance(task.image, InlineRepo) for task in tasks):
         await trio.to_thread.run_sync(ensure_base_image, say)
+    absent: list[str] = []
     for task in {task.id: task for task in tasks}.values():
         if not isinstance(task.image, ImageRef):
             continue
@@ -139,4 +151,10 @@ async def _ensure_images(tasks: list[Task], request: RunRequest, engine: DockerE
                 build_image, task.metadata["row"], request.repo_mirror, BASE_IMAGE, say, python=request.python
             )
             await trio.to_thread.run_sync(build)
-        await engine.image_id(task.image.name)
+        try:
+            await engine.image_id(task.image.name)
+        except ImageUnavailable:
+            if not absent:
+                await PulledImages(say, mirror=request.mirror, tries=3, pause=1.0).ensure(task.image.name)
+            absent.append(task.image.name)
+    return absent[1:]

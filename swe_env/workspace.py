@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import trio
 
 from sandboxes.docker import DockerEngine, DockerSandbox
 from sandboxes.protocol import ImageUnavailable, Limits, Sandbox
+from sandboxes.registry import PulledImages
 from sandboxes.repository import RECIPE, Baseline, RepositoryError, lay_out, seal
 from tasks.model import ImageRef, InlineRepo, TaskView
 
@@ -45,13 +46,14 @@ class Workspace:
 
 
 class Workspaces:
-    """Opens workspaces on one engine. Remembers which images it has sealed."""
+    """Opens workspaces on one engine."""
 
-    def __init__(self, engine: DockerEngine, base_image: str) -> None:
-        """`base_image`: what inline repositories are laid out in."""
+    def __init__(self, engine: DockerEngine, base_image: str, images: PulledImages | None = None) -> None:
+        """`base_image`: what inline repositories are laid out in. `images`: has a task's image pulled when
+        it is needed; None if all are here."""
         self._engine = engine
         self._base_image = base_image
-        self._sealed: dict[str, Baseline] = {}
+        self._images = images
         self._sealing: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
     @asynccontextmanager
@@ -60,9 +62,10 @@ class Workspaces:
         `EngineUnavailable` and :class:`RepositoryError`: all infrastructure's."""
         match view.image:
             case ImageRef(name=name):
-                origin, image, baseline = await self._sealed_image(name, view)
-                async with self._sandbox(image, view, view.limits) as sandbox:
-                    yield Workspace(sandbox, baseline, origin)
+                async with self._images.holding(name) if self._images else nullcontext():
+                    origin, image, baseline = await self._sealed_image(name, view)
+                    async with self._sandbox(image, view, view.limits) as sandbox:
+                        yield Workspace(sandbox, baseline, origin)
             case InlineRepo(files=files):
                 async with self._sandbox(self._base_image, view, view.limits) as sandbox:
                     await lay_out(sandbox, view.workdir, files)
@@ -75,9 +78,7 @@ class Workspaces:
         recipe = "\0".join([origin, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
         tag = f"swe-env/sealed:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
         async with self._sealing[tag]:  # several episodes of one task start together: seal once
-            if tag not in self._sealed:
-                self._sealed[tag] = await self._seal(tag, name, view)
-        return origin, tag, self._sealed[tag]
+            return origin, tag, await self._seal(tag, name, view)
 
     async def _seal(self, tag: str, name: str, view: TaskView) -> Baseline:
         try:

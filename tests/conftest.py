@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -95,3 +96,72 @@ def running(model_dir: Path, log_path: Path) -> Iterator[Server]:
     finally:
         trio.from_thread.run_sync(stop.set, trio_token=token)
         thread.join(timeout=30)
+
+
+def git(directory: Path, *arguments: str) -> str:
+    """git with a fixed author, free of the user's configuration."""
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    return subprocess.check_output(["git", "-C", str(directory), *identity, *arguments], text=True).strip()
+
+
+SETUP = "from setuptools import setup\nsetup(name='thing', version='1', py_modules=['thing'])\n"
+BROKEN, FIXED = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
+OLD_TEST = "from thing import add\n\n\ndef test_zero():\n    assert add(4, 0) == 4\n"
+NEW_TEST = OLD_TEST + "\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+
+
+@pytest.fixture(scope="session")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a bug, whose next commit fixes it."""
+    root = tmp_path_factory.mktemp("mirrors") / "owner__thing"
+    root.mkdir()
+    git(root, "init", "-q")
+    files = {"setup.py": SETUP, "thing.py": BROKEN, "test_thing.py": OLD_TEST, ".gitignore": "*.egg-info\n"}
+    for name, text in files.items():
+        (root / name).write_text(text)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "It adds")
+    git(root, "tag", "v1")
+    (root / "thing.py").write_text(FIXED)
+    (root / "test_thing.py").write_text(NEW_TEST)
+    git(root, "commit", "-qam", "The secret fix")
+    git(root, "tag", "v2")
+    return root
+
+
+def thing_row(mirror: Path, image: str) -> dict[str, Any]:
+    """A SWE-bench row of that repository: the fix, with a test that it makes pass."""
+    base = git(mirror, "rev-parse", "v1")
+    test_patch = git(mirror, "diff", "v1", "v2", "--", "test_thing.py") + "\n"
+    script = f"""#!/bin/bash
+set -uxo pipefail
+source /opt/miniconda3/bin/activate
+conda activate testbed
+cd /testbed
+python -m pip install -e .
+git checkout {base} test_thing.py
+git apply -v - <<'EOF'
+{test_patch}EOF
+: '>>>>> Start Test Output'
+pytest -rA test_thing.py
+: '>>>>> End Test Output'
+git checkout {base} test_thing.py
+"""
+    return {
+        "instance_id": "owner__thing-1",
+        "repo": "owner/thing",
+        "base_commit": base,
+        "problem_statement": "It does not add.",
+        "patch": git(mirror, "diff", "v1", "v2", "--", "thing.py") + "\n",
+        "test_patch": test_patch,
+        "version": "1",
+        "FAIL_TO_PASS": ["test_thing.py::test_add"],
+        "PASS_TO_PASS": ["test_thing.py::test_zero"],
+        "image": image,
+        "eval_script": script,
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+        "build_python": "3.11",
+        "build_install": "python -m pip install -e .",
+        "build_pip_packages": ["pytest"],
+    }
