@@ -14,18 +14,17 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import docker
 import requests
+import trio
 from docker.errors import DockerException, ImageNotFound
 
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable
-
-Say = Callable[[str], object]
-"""Receives one line of progress, for people."""
+from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Say
+from sandboxes.registry import PulledImages
 
 BASE_IMAGE = "swe-env/base:1"
 UPSTREAM_IMAGE = "python:3.11-slim-bookworm"
@@ -126,19 +125,13 @@ def ensure_base_image(say: Say) -> str:
 def _pull(say: Say) -> bool:
     """Whether the upstream image is here now. A registry that stays silent counts as absent."""
     say(f"pulling {UPSTREAM_IMAGE}")
-    client = docker.APIClient(
-        base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=REGISTRY_SECONDS
-    )
+    images = PulledImages(lambda _: None, keep_free=1 << 30, tries=1, silence=REGISTRY_SECONDS)
     try:
-        events = cast(Iterator[dict[str, Any]], client.pull(UPSTREAM_IMAGE, stream=True, decode=True))
-        failure = next((str(event["error"]) for event in events if "error" in event), None)
-    except (requests.RequestException, DockerException, OSError) as error:
-        failure = _line(error)
-    finally:
-        client.close()
-    if failure:
+        trio.run(images.ensure, UPSTREAM_IMAGE)
+    except ImageUnavailable:
         say("no registry answers; building from Debian packages instead")
-    return failure is None
+        return False
+    return True
 
 
 def _derive(client: Any, say: Say) -> None:

@@ -8,10 +8,13 @@ comes back as an :class:`ExecResult`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
+
+Say = Callable[[str], object]
+"""Receives one line of progress, for people."""
 
 
 class SandboxError(Exception):

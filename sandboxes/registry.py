@@ -30,8 +30,7 @@ from docker.errors import DockerException, InvalidRepository
 from docker.utils import parse_repository_tag
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sandboxes.engine import Say
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable, SandboxError
+from sandboxes.protocol import EngineUnavailable, ImageUnavailable, SandboxError, Say
 from sandboxes.reaper import RUN_LABEL
 
 STATE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-env/images.json"

@@ -15,7 +15,7 @@ from agents.policy import Policy, Sampling
 from agents.vllm import VllmPolicy, check
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from sandboxes.protocol import ImageUnavailable
+from sandboxes.protocol import ImageUnavailable, Say
 from sandboxes.registry import PulledImages
 from swe_env.episode import Episode, grade_patch, run_episode
 from swe_env.plan import make_plan
@@ -27,8 +27,6 @@ from swe_env.serve import Server, serve
 from swe_env.workspace import Workspaces
 from tasks.model import ImageRef, InlineRepo, Task
 from tasks.swebench_image import build_image
-
-Say = Callable[[str], None]
 
 
 async def run(

@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE
+from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch
 from swe_env.plan import make_plan
 from swe_env.request import RunRequest
-from swe_env.run import Say, ensure_images
+from swe_env.run import ensure_images
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.runner import Job, Watch, Watcher, run_jobs
 from swe_env.workspace import Workspaces

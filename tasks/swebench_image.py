@@ -21,7 +21,7 @@ import subprocess
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,7 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable
+from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Say
 from tasks.host_python import HostPython, find_python
 from tasks.image_recipe import ACTIVATE, FINAL_ENV, build_script, check_script
 
@@ -44,8 +44,6 @@ SILENCE_SECONDS = 1800
 """Longest time that a build may print nothing (one compilation)."""
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-
-Say = Callable[[str], object]
 
 
 def build_image(
