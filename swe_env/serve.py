@@ -13,13 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
 import trio
 
+from sandboxes.protocol import Say
 from swe_env.vllm_launcher import PARENT
 
 
@@ -59,7 +60,7 @@ async def serve(
     served_name: str = "policy",
     extra_args: Sequence[str] = (),
     timeout: float = 300,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> AsyncGenerator[Server]:
     """Start vLLM on `model_dir` at 127.0.0.1 and wait until it answers.
 
@@ -166,7 +167,7 @@ def _environment(on_cpu: bool) -> dict[str, str]:
     return environment
 
 
-async def _wait_healthy(server: Server, name: str, timeout: float, say: Callable[[str], None] | None) -> None:
+async def _wait_healthy(server: Server, name: str, timeout: float, say: Say | None) -> None:
     start, told = trio.current_time(), 0.0
     async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
         while True:

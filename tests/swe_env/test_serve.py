@@ -74,12 +74,12 @@ def test_qwen_is_served_and_a_server_killed_mid_request_is_a_policy_error(
                     nursery.start_soon(kill_soon)
                     with pytest.raises(PolicyError) as caught:
                         await policy.complete(prompt, max_tokens=7000)
-                assert time.monotonic() - killed < 5
+                assert time.monotonic() - killed < 20  # of the 60 it may wait
                 assert "\n" not in str(caught.value)
             with pytest.raises(ServerFailed, match="SIGKILL"):
                 server.check_alive()
             leaving = time.monotonic()
-        assert time.monotonic() - leaving < 5
+        assert time.monotonic() - leaving < 20
         return server.pid
 
     assert group_members(trio.run(body)) == []
