@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import trio
 import typer
 from rich.markup import escape
 
 from agents.chat import Family
-from agents.policy import PolicyError
-from agents.prompts import PromptError
-from agents.tokenizer import TokenizerError
 from sandboxes.engine import ensure_base_image, ensure_engine
-from sandboxes.protocol import SandboxError
-from swe_env.display import Board, console, program, show_episode, show_evaluation, show_table
-from swe_env.grading import Mode
+from swe_env import cli_eval
+from swe_env.display import Board, console, program, show_episode, show_table
 from swe_env.policies import doubtful
-from swe_env.request import RunRequest, read_request
+from swe_env.request import RunRequest, names, read_request
 from swe_env.rundir import RunDir, RunError
-from swe_env.serve import ServerFailed
 from swe_env.sources import FORMS, find_tasks
-from tasks.jsonl import TaskFileError
+from swe_env.terminal import guard, run_async, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,13 +30,6 @@ app = typer.Typer(
 tasks_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List tasks, or find out which to trust."
 )
-app.add_typer(tasks_app, name="tasks")
-T = TypeVar("T")
-
-EXPECTED = (
-    RunError, TaskFileError, PromptError, TokenizerError, PolicyError, SandboxError, ServerFailed,
-)  # fmt: skip
-"""Errors that are the world's or the user's: one line, no stack trace."""
 
 
 @app.command()
@@ -54,7 +40,7 @@ def demo(
     """From nothing to a table: gold, no-op and a served model on every shipped task."""
     from swe_env.demo import run_demo
 
-    _run(lambda: run_demo(out, concurrency))
+    run_async(lambda: run_demo(out, concurrency))
 
 
 @app.command()
@@ -94,7 +80,7 @@ def run(
                 "tasks": tasks,
                 "policy": policy,
                 "out": out,
-                "instances": _names(instances),
+                "instances": names(instances),
                 "n": n,
                 "concurrency": concurrency,
                 "url": url,
@@ -113,84 +99,8 @@ def run(
             },
         )
 
-    request = _guard(ask)
-    _finish(_run(lambda: play(request, Board.live, _say)))
-
-
-@app.command("eval")
-def evaluate(
-    dataset: Annotated[
-        str, typer.Option(help="verified, lite, full, multilingual, a hub id, or a path.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory; asked again, does what is missing.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Model directory: its agent plays every instance.")
-    ] = None,
-    gold: Annotated[bool, typer.Option("--gold", help="Grade the reference patches.")] = False,
-    predictions: Annotated[Path | None, typer.Option(help="Grade this file of predictions.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as for run.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of the dataset [test].")] = None,
-    instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
-    mode: Annotated[
-        Mode, typer.Option(help="official: as the harness does; strict: tampering forfeits.")
-    ] = "official",
-    n: Annotated[int | None, typer.Option(help="Attempts an instance [1].")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
-    url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
-    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
-    mirror: Annotated[str | None, typer.Option(help="Registry that stands in for Docker Hub.")] = None,
-    python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
-    quarantine: Annotated[Path | None, typer.Option(help="List of `tasks validate`, counted apart.")] = None,
-    reproduce: Annotated[Path | None, typer.Option(help="Say what differs from this evaluation now.")] = None,
-) -> None:
-    """Evaluate a model, or patches that are there already, on SWE-bench."""
-    if reproduce is not None:
-        _reproduce(reproduce)
-        return
-    sources = [bool(model), gold, bool(predictions)]
-    if sum(sources) != 1 or not dataset:
-        typer.echo("swe-env: give --dataset and one of --model, --gold and --predictions", err=True)
-        raise typer.Exit(2)
-    policy = "vllm" if model else "predictions:gold" if gold else f"predictions:{predictions}"
-    options = {
-        "tasks": f"swebench:{dataset}",
-        "policy": policy,
-        "out": out,
-        "split": split,
-        "instances": _names(instances),
-        "mode": mode,
-        "n": n,
-        "concurrency": concurrency,
-        "url": url,
-        "model": model,
-        "repo_mirror": repo_mirror,
-        "mirror": mirror,
-        "python": python,
-    }
-    _evaluate(_guard(lambda: read_request(config, options)), quarantine)
-
-
-@app.command()
-def grade(
-    predictions: Annotated[Path, typer.Option(help="Official format, .jsonl or .json.")],
-    dataset: Annotated[str, typer.Option(help="What they were made for.")],
-    out: Annotated[Path, typer.Option(help="Run directory.")],
-    mode: Annotated[Mode, typer.Option(help="official or strict.")] = "official",
-    concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
-    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
-) -> None:
-    """Grade predictions that somebody else made: `eval --predictions`, for short."""
-    options = {
-        "tasks": f"swebench:{dataset}",
-        "policy": f"predictions:{predictions}",
-        "out": out,
-        "mode": mode,
-        "concurrency": concurrency,
-        "repo_mirror": repo_mirror,
-    }
-    _evaluate(_guard(lambda: read_request(None, options)))
+    request = guard(ask)
+    _finish(run_async(lambda: play(request, Board.live, say)))
 
 
 @app.command()
@@ -214,7 +124,7 @@ def show(
             raise RunError(f"{episode!r} matches {len(matching)} episodes of {run}: give one of {names}, ...")
         show_episode(exact[0])
 
-    _guard(read)
+    guard(read)
 
 
 @app.command()
@@ -238,10 +148,10 @@ def engine() -> None:
     """Bring up a Docker engine and the base image, installing Debian's package if root and missing."""
 
     def bring_up() -> None:
-        ensure_engine(_say)
-        _say(f"base image {ensure_base_image(_say)} is here")
+        ensure_engine(say)
+        say(f"base image {ensure_base_image(say)} is here")
 
-    _guard(bring_up)
+    guard(bring_up)
 
 
 @app.command()
@@ -257,14 +167,14 @@ def serve(
 
     async def forever() -> None:
         async with serving(
-            model, log_path=log, port=port, dtype=dtype, max_model_len=max_model_len, say=_say
+            model, log_path=log, port=port, dtype=dtype, max_model_len=max_model_len, say=say
         ) as server:
             console.print(f"serving {model} at {server.url}; Ctrl-C ends it")
             while True:
                 server.check_alive()
                 await trio.sleep(1)
 
-    _run(forever)
+    run_async(forever)
 
 
 @tasks_app.command("list")
@@ -285,37 +195,13 @@ def list_tasks(
             level, problem = task.metadata.get("difficulty", ""), task.problem_statement.splitlines()[0]
             console.print(f"[bold]{task.id}[/] {level} {escape(problem)}", soft_wrap=True)
 
-    _guard(list_them)
+    guard(list_them)
 
 
-@tasks_app.command("validate")
-def validate_tasks(
-    source: Annotated[str, typer.Argument(help="As for run --tasks.")],
-    out: Annotated[Path, typer.Option(help="Run directory; quarantine.json is written there.")],
-    n: Annotated[int, typer.Option(help="Gradings of each kind a task.")] = 3,
-    instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
-    mode: Annotated[Mode, typer.Option(help="strict or official.")] = "strict",
-    concurrency: Annotated[int | None, typer.Option(help="Gradings at once [8].")] = None,
-    repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
-) -> None:
-    """Grade each task with its gold patch and without a fix, several times; list those not to be trusted."""
-    from swe_env.validate import validate
-
-    options = {
-        "tasks": source,
-        "policy": "gold",
-        "out": out,
-        "n": n,
-        "instances": _names(instances),
-        "mode": mode,
-        "concurrency": concurrency,
-        "repo_mirror": repo_mirror,
-    }
-    request = _guard(lambda: read_request(None, options))
-    found = _run(lambda: validate(request, Board.live, _say))
-    for name, reason in found.reasons.items():
-        console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
-    console.print(f"{len(found.reasons)} tasks quarantined: {out / 'quarantine.json'}", soft_wrap=True)
+app.add_typer(tasks_app, name="tasks")
+app.command("eval")(cli_eval.evaluate)
+app.command("grade")(cli_eval.grade)
+tasks_app.command("validate")(cli_eval.validate_tasks)
 
 
 def main() -> None:
@@ -333,43 +219,6 @@ def main() -> None:
 
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """What the command line library raises for bad arguments."""
-
-
-def _evaluate(request: RunRequest, quarantine: Path | None = None) -> None:
-    """Run, write everything official, show. Exit code 1 if attempts have no verdict."""
-    from swe_env.evaluation import write_results
-    from swe_env.report import write_report
-    from swe_env.run import run as play
-    from swe_env.validate import load_quarantine
-
-    listed = _guard(lambda: load_quarantine(quarantine).reasons) if quarantine else None
-    rundir = _run(lambda: play(request, Board.live, _say))
-    tasks = _guard(lambda: find_tasks(request.tasks, request.instances, request.split))
-    summary = write_results(rundir, tasks, listed)
-    page = write_report(rundir)
-    show_evaluation(summary)
-    console.print(f"\neverything  {rundir.path}\nreport      {page}", soft_wrap=True)
-    if summary.no_verdict:
-        lost = len(summary.no_verdict)
-        typer.echo(f"swe-env: {lost} attempts have no verdict: run the same command again", err=True)
-        raise typer.Exit(1)
-
-
-def _reproduce(path: Path) -> None:
-    """Say what differs between an evaluation and the same request now. Exit code 1 if anything does."""
-    from swe_env.reproduce import differences
-
-    found = _guard(lambda: trio.run(differences, path))
-    for name, (then, now) in found.items():
-        console.print(f"{name}: then {then}, now {now}", markup=False, soft_wrap=True)
-    if found:
-        typer.echo(f"swe-env: {len(found)} things differ from {path}", err=True)
-        raise typer.Exit(1)
-    console.print(f"nothing differs from {path}: the same command, with another --out, repeats it")
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name for name in text.split(",") if name]
 
 
 def _finish(rundir: RunDir) -> None:
@@ -391,53 +240,3 @@ def _finish(rundir: RunDir) -> None:
         typer.echo(f"swe-env: {complaint}", err=True)
     if lost or wrong:
         raise typer.Exit(1)
-
-
-def _say(line: str) -> None:
-    console.print(line, style="dim", markup=False, soft_wrap=True)
-
-
-def _run(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` under trio. The first Ctrl-C (or SIGTERM) cancels it and waits for its cleaning up;
-    a second one is Python's own."""
-
-    async def under_signals() -> tuple[bool, T | None]:
-        interrupted, result = False, None
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                nonlocal interrupted
-                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                    async for _ in signals:
-                        interrupted = True
-                        console.print("[yellow]stopping: removing sandboxes, finished episodes are kept")
-                        nursery.cancel_scope.cancel()
-                        return
-
-            nursery.start_soon(watch)
-            result = await work()
-            nursery.cancel_scope.cancel()
-        return interrupted, result
-
-    interrupted, result = _guard(lambda: trio.run(under_signals))
-    if interrupted:
-        raise typer.Exit(130)
-    return cast("T", result)
-
-
-def _guard(work: Callable[[], T]) -> T:
-    """Turn expected errors into one line and exit code 2."""
-    try:
-        return work()
-    except EXPECTED as error:
-        message = str(error)
-    except BaseExceptionGroup as group:
-        expected, rest = group.split(EXPECTED)
-        if rest is not None or expected is None:
-            raise
-        leaf: BaseException = expected
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        message = str(leaf)
-    typer.echo(f"swe-env: {message}", err=True)
-    raise typer.Exit(2)

@@ -73,6 +73,11 @@ def read_request(file: Path | None, options: dict[str, Any]) -> RunRequest:
         raise RunError(f"{where}{name}: {first['msg'].lower()}") from None
 
 
+def names(text: str | None) -> list[str] | None:
+    """`a,b` as a list."""
+    return None if text is None else [name for name in text.split(",") if name]
+
+
 def _over(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     merged = dict(content)
     for name, value in options.items():

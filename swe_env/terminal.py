@@ -1,0 +1,76 @@
+"""What every command does with its work: run it, stop it on Ctrl-C, put expected errors in one line."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
+
+import trio
+import typer
+
+from agents.policy import PolicyError
+from agents.prompts import PromptError
+from agents.tokenizer import TokenizerError
+from sandboxes.protocol import SandboxError
+from swe_env.display import console
+from swe_env.rundir import RunError
+from swe_env.serve import ServerFailed
+from tasks.jsonl import TaskFileError
+
+T = TypeVar("T")
+
+EXPECTED = (
+    RunError, TaskFileError, PromptError, TokenizerError, PolicyError, SandboxError, ServerFailed,
+)  # fmt: skip
+"""Errors that are the world's or the user's: one line, no stack trace."""
+
+
+def say(line: str) -> None:
+    console.print(line, style="dim", markup=False, soft_wrap=True)
+
+
+def run_async(work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work` under trio. The first Ctrl-C (or SIGTERM) cancels it and waits for its cleaning up;
+    a second one is Python's own."""
+
+    async def under_signals() -> tuple[bool, T | None]:
+        interrupted, result = False, None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal interrupted
+                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        interrupted = True
+                        console.print("[yellow]stopping: removing sandboxes, finished episodes are kept")
+                        nursery.cancel_scope.cancel()
+                        return
+
+            nursery.start_soon(watch)
+            result = await work()
+            nursery.cancel_scope.cancel()
+        return interrupted, result
+
+    interrupted, result = guard(lambda: trio.run(under_signals))
+    if interrupted:
+        raise typer.Exit(130)
+    return cast("T", result)
+
+
+def guard(work: Callable[[], T]) -> T:
+    """Turn expected errors into one line and exit code 2."""
+    try:
+        return work()
+    except EXPECTED as error:
+        message = str(error)
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(EXPECTED)
+        if rest is not None or expected is None:
+            raise
+        leaf: BaseException = expected
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        message = str(leaf)
+    typer.echo(f"swe-env: {message}", err=True)
+    raise typer.Exit(2)
