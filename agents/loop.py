@@ -100,7 +100,7 @@ async def run_agent(
             sandbox=sandbox,
             prompts=prompts,
             limits=tool_limits,
-            seconds_left=deadline - answered,
+            deadline=deadline,
         )
         tally.network_attempts += outcome.network_attempts
         if outcome.submitted:

@@ -10,6 +10,7 @@ import posixpath
 import re
 from typing import Any
 
+import trio
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agents.chat import Call, Turn
@@ -53,9 +54,12 @@ async def execute(
     sandbox: Sandbox,
     prompts: Prompts,
     limits: ToolLimits,
-    seconds_left: float,
+    deadline: float,
 ) -> Outcome:
-    """Carry out a turn's calls in order, until one submits. Raises `SandboxLost`."""
+    """Carry out a turn's calls in order, until one submits or `deadline` (trio's clock) has passed.
+
+    Raises `SandboxLost`.
+    """
     outcome = Outcome()
     if not turn.calls:
         kind = "truncated" if truncated else "missing"
@@ -67,8 +71,11 @@ async def execute(
             outcome.executed += 1
             outcome.submitted = True
             break
+        left = deadline - trio.current_time()
+        if content is None and left <= 0:
+            break
         if content is None:
-            bounded = limits.model_copy(update={"max_timeout": min(limits.max_timeout, seconds_left)})
+            bounded = limits.model_copy(update={"max_timeout": min(limits.max_timeout, left)})
             content, networked = await _act(call, sandbox, bounded)
             outcome.executed += 1
             outcome.network_attempts += networked

@@ -77,6 +77,7 @@ class VllmPolicy:
         sampling: Sampling,
         stop_token_ids: Collection[int],
         deadline: float,
+        label: str,
     ) -> None:
         self.sampling = sampling
         self._client = client
@@ -84,6 +85,7 @@ class VllmPolicy:
         self._model = model
         self._stop_token_ids = frozenset(stop_token_ids)
         self._deadline = deadline
+        self._label = label
 
     @classmethod
     @asynccontextmanager
@@ -94,21 +96,25 @@ class VllmPolicy:
         stop_token_ids: Collection[int],
         model: str = "policy",
         sampling: Sampling | None = None,
-        deadline: float = 1800,
+        deadline: float = 900,
+        label: str | None = None,
     ) -> AsyncGenerator[VllmPolicy]:
         """A policy on the server at `url`; its connections close with the block.
 
         `stop_token_ids` are the chat format's, and the only ones: the server's own notion of an end
         is switched off, so both sides agree on what ends a turn. `deadline` [s] bounds each request,
-        retries included. Awaits nothing and does not touch the server: see :func:`check`.
+        retries included; keep it below an episode's clock, or a server that hangs looks like a slow
+        policy. `label` is what records call the model. Awaits nothing and does not touch the server: see
+        :func:`check`.
         """
         async with _client(url, deadline) as client:
-            yield cls(client, model, sampling or Sampling(), stop_token_ids, deadline)
+            drawn = sampling or Sampling()
+            yield cls(client, model, drawn, stop_token_ids, deadline, label or model)
 
     @property
     def name(self) -> str:
         """For tables and records."""
-        return f"vllm:{self._model}"
+        return f"vllm:{self._label}"
 
     async def complete(self, prompt_ids: list[int], *, max_tokens: int) -> Completion:
         """Sample at most `max_tokens` tokens after `prompt_ids`.

@@ -34,7 +34,7 @@ from sandboxes.protocol import EngineUnavailable, ImageUnavailable, SandboxError
 from sandboxes.reaper import RUN_LABEL
 
 STATE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-env/images.json"
-KEEP_FREE = 20 << 30
+KEEP_FREE = 10 << 30
 """Bytes to be free on the engine's disk before a pull: more than the images that may come at once need."""
 ENGINE_SECONDS = 60.0
 REMOVAL_SECONDS = 300.0
@@ -53,12 +53,6 @@ LASTING = re.compile(
 )
 """Refusals that the next try would meet again; anything else is a network's or a registry's bad moment."""
 REFERENCE = re.compile(r"[a-z0-9]+([._:/-]+[a-z0-9]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
-
-
-def hub_name(instance_id: str, *, namespace: str = "swebench", arch: str = "x86_64") -> str:
-    """Name under which the official image of a SWE-bench instance is published."""
-    # Docker Hub takes no two underscores in a row.
-    return f"{namespace}/sweb.eval.{arch}.{instance_id.lower().replace('__', '_1776_')}:latest"
 
 
 class PulledImages:
@@ -219,7 +213,7 @@ class PulledImages:
                 raise ImageUnavailable(
                     f"no room to pull {name}: {_free(root) / (1 << 30):.1f} GiB free at {root}, "
                     f"{self._keep_free / (1 << 30):.1f} wanted: "
-                    "free some, e.g. `docker system prune`, or lower keep_free"
+                    "free some, e.g. `docker system prune`"
                 )
 
     async def _evict(self, name: str, id: str) -> bool:
@@ -280,7 +274,7 @@ class PulledImages:
     def _read(self) -> dict[str, _Pulled]:
         try:
             return _State.model_validate_json(self._state.read_bytes()).images
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             return {}  # nothing is known to be ours, so nothing will be removed
 
     async def _note(self, name: str, image: dict[str, Any]) -> None:
@@ -293,8 +287,13 @@ class PulledImages:
             images = self._read()
             change(images)
             draft = self._state.with_suffix(".new")
-            draft.write_text(_State(images=images).model_dump_json(indent=1))
-            draft.replace(self._state)
+            try:
+                draft.write_text(_State(images=images).model_dump_json(indent=1))
+                draft.replace(self._state)
+            except OSError as error:
+                raise SandboxError(
+                    f"cannot write {self._state}: {error.strerror}: free some space"
+                ) from error
 
 
 class _Pulled(BaseModel):

@@ -226,7 +226,7 @@ def _finish(rundir: RunDir) -> None:
     from swe_env.report import write_report
 
     episodes = rundir.episodes()
-    page = write_report(rundir)
+    page = guard(lambda: write_report(rundir))
     show_table(episodes)
     console.print(f"\nepisodes  {rundir.episodes_path}\nreport    {page}", soft_wrap=True)
     console.print(f"next      {program()} show {rundir.path} {episodes[0].id}", soft_wrap=True)

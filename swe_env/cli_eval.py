@@ -31,8 +31,8 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Of the dataset [test].")] = None,
     instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
     mode: Annotated[
-        Mode, typer.Option(help="official: as the harness does; strict: tampering forfeits.")
-    ] = "official",
+        Mode | None, typer.Option(help="official [default]: as the harness does; strict: tampering forfeits.")
+    ] = None,
     n: Annotated[int | None, typer.Option(help="Attempts an instance [1].")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
     url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
@@ -47,12 +47,12 @@ def evaluate(
         _reproduce(reproduce)
         return
     sources = [bool(model), gold, bool(predictions)]
-    if sum(sources) != 1 or not dataset:
+    if sum(sources) > 1 or not (any(sources) or config) or not (dataset or config):
         typer.echo("swe-env: give --dataset and one of --model, --gold and --predictions", err=True)
         raise typer.Exit(2)
-    policy = "vllm" if model else "predictions:gold" if gold else f"predictions:{predictions}"
+    policy = "predictions:gold" if gold else f"predictions:{predictions}" if predictions else "vllm"
     options = {
-        "tasks": f"swebench:{dataset}",
+        "tasks": f"swebench:{dataset}" if dataset else None,
         "policy": policy,
         "out": out,
         "split": split,
@@ -66,7 +66,7 @@ def evaluate(
         "mirror": mirror,
         "python": python,
     }
-    _evaluate(guard(lambda: read_request(config, options)), quarantine)
+    _evaluate(guard(lambda: read_request(config, options, {"mode": "official"})), quarantine)
 
 
 def grade(
@@ -116,6 +116,10 @@ def validate_tasks(
     for name, reason in found.reasons.items():
         console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     console.print(f"{len(found.reasons)} tasks quarantined: {out / 'quarantine.json'}", soft_wrap=True)
+    if found.no_verdict:
+        lost = len(found.no_verdict)
+        typer.echo(f"swe-env: {lost} tasks have no verdict: run the same command again", err=True)
+        raise typer.Exit(1)
 
 
 def _evaluate(request: RunRequest, quarantine: Path | None = None) -> None:
@@ -128,8 +132,8 @@ def _evaluate(request: RunRequest, quarantine: Path | None = None) -> None:
     listed = guard(lambda: load_quarantine(quarantine).reasons) if quarantine else None
     rundir = run_async(lambda: play(request, Board.live, say))
     tasks = guard(lambda: find_tasks(request.tasks, request.instances, request.split))
-    summary = write_results(rundir, tasks, listed)
-    page = write_report(rundir)
+    summary = guard(lambda: write_results(rundir, tasks, listed))
+    page = guard(lambda: write_report(rundir))
     show_evaluation(summary)
     console.print(f"\neverything  {rundir.path}\nreport      {page}", soft_wrap=True)
     if summary.no_verdict:

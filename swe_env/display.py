@@ -118,7 +118,7 @@ def episode_table(episodes: Sequence[Episode]) -> Table:
         tampered = " (tampered)" if episode.grade and episode.grade.tampered else ""
         table.add_row(
             episode.task_id,
-            episode.policy,
+            escape(episode.policy),
             str(len(episode.turns)),
             str(episode.tokens),
             f"{episode.end}{tampered}",
@@ -138,7 +138,7 @@ def summary_table(episodes: Sequence[Episode]) -> Table:
         rewards = [episode.reward for episode in own if episode.reward is not None]
         ends = Counter(str(episode.end) for episode in own)
         table.add_row(
-            policy,
+            escape(policy),
             str(len(own)),
             str(sum(reward > 0 for reward in rewards)),
             f"{sum(rewards) / len(rewards):.3f}" if rewards else "-",
@@ -160,7 +160,7 @@ def show_evaluation(summary: Summary, out: Console = console) -> None:
         low, high = share.interval
         style = "bold" if name == "all" else ""
         table.add_row(
-            name,
+            escape(name),
             str(share.instances),
             f"{share.resolved:g}",
             f"{100 * share.rate:.1f}",
@@ -181,7 +181,9 @@ def show_evaluation(summary: Summary, out: Console = console) -> None:
 
 def show_episode(episode: Episode, out: Console = console) -> None:
     """One episode, turn by turn, as a person would read it."""
-    out.print(f"[bold]{episode.id}[/]  policy {episode.policy}, {len(episode.turns)} turns", soft_wrap=True)
+    out.print(
+        f"[bold]{episode.id}[/]  policy {escape(episode.policy)}, {len(episode.turns)} turns", soft_wrap=True
+    )
     spoken = iter(episode.turns)
     for message in episode.messages:
         role, content = message["role"], str(message.get("content") or "")

@@ -20,7 +20,7 @@ from agents.loop import Budget, End, Tally, run_agent
 from agents.policy import Policy, PolicyError
 from agents.prompts import Prompts
 from agents.tools import ToolLimits
-from sandboxes.protocol import SandboxError
+from sandboxes.protocol import Sandbox, SandboxError
 from sandboxes.repository import Patch, PatchError, capture, printable
 from swe_env.grading import Grade, Mode, grade
 from swe_env.workspace import Workspaces
@@ -113,7 +113,7 @@ async def run_episode(
         async with workspaces.open(view) as workspace:
             ready, image_id = time.monotonic(), workspace.image_id
             if view.activate:
-                await workspace.sandbox.run(view.activate, timeout=60)
+                await _activate(workspace.sandbox, view.activate)
             watch("play")
             try:
                 end = await run_agent(
@@ -127,13 +127,17 @@ async def run_episode(
                 )
             except PolicyError as failure:
                 end, error = End.POLICY_ERROR, str(failure)
+            except SandboxError:
+                raise
+            except Exception as bug:  # ours: this episode ends without a reward, the others go on
+                end, error = End.INTERNAL_ERROR, _where(bug)
             try:
                 patch = await capture(workspace.sandbox, workspace.baseline)
             except PatchError as failure:
                 patch_error = str(failure)
     except SandboxError as failure:
         end, error = End.SANDBOX_LOST, str(failure)
-    except Exception as bug:  # ours: this episode ends without a reward, the others go on
+    except Exception as bug:
         end, error = End.INTERNAL_ERROR, _where(bug)
     grading, result = time.monotonic(), None
     if not end.is_infrastructure:
@@ -213,6 +217,12 @@ async def grade_patch(
         timings=Timings(grade=seconds, total=seconds),
         patch=patch,
     )
+
+
+async def _activate(sandbox: Sandbox, command: str) -> None:
+    result = await sandbox.run(command, timeout=300)
+    if result.exit_code != 0:
+        raise SandboxError(f"the image's environment cannot be activated: {result.text.strip()[-200:]}")
 
 
 def _where(bug: Exception) -> str:

@@ -186,18 +186,20 @@ def _write_logs(folder: Path, task: Task, episode: Episode, log: bytes) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "patch.diff").write_bytes(episode.patch)
-    (folder / "eval.sh").write_text(eval_script(task))
+    (folder / "eval.sh").write_text(eval_script(task), errors="replace")
     output = folder / "test_output.txt"
     applied = APPLY_PATCH_PASS if grade.patch_applied else APPLY_PATCH_FAIL
-    (folder / "run_instance.log").write_text(f"{applied}\n{grade.reason}\n")
+    (folder / "run_instance.log").write_text(f"{applied}\n{grade.reason}\n", errors="replace")
     if not grade.patch_applied:
         return
     # the harness reads it back as text of the locale
     text = log.decode("utf-8", "replace")
     if grade.timed_out:
-        output.write_text(f"{text}\n\nTimeout error: {task.test_timeout:g} seconds exceeded.")
+        output.write_text(
+            f"{text}\n\nTimeout error: {task.test_timeout:g} seconds exceeded.", errors="replace"
+        )
         return
-    output.write_text(text)
+    output.write_text(text, errors="replace")
     prediction = {"instance_id": task.id, "model_name_or_path": episode.policy, "model_patch": "present"}
     report = harness_report(task, prediction, output)
     report[task.id]["resolved"] = grade.reward > 0

@@ -6,6 +6,7 @@ as passed has not passed. What is in doubt is refused, and says why in :attr:`Gr
 
 from __future__ import annotations
 
+import errno
 import json
 import posixpath
 import secrets
@@ -32,6 +33,9 @@ reward. `official` (SWE-bench instances only): as swebench's own harness does, n
 
 SETTINGS_LIMIT = 1 << 20
 """A larger settings file is not compared: it counts as changed [bytes]."""
+
+HOST_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that say nothing of the patch."""
 
 UNREADABLE = b"\xff"
 """Stands for a settings file that cannot be read: no text, and so a change."""
@@ -91,6 +95,8 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "
         except (SandboxLost, EngineUnavailable):
             raise
         except (SandboxError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in HOST_TROUBLE:
+                raise SandboxLost(f"the machine that grades is not well: {error}") from error
             # the sandbox is well, so it is the patch's content: no way out of a low score
             reason = f"the patch cannot be graded: {error}"
             result = Grade(resolved=False, reward=0.0, statuses=missing, reason=reason)

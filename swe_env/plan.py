@@ -63,7 +63,8 @@ def make_plan(request: RunRequest) -> Plan:
     predictions = None
     if kind == "predictions":
         predictions = gold_predictions(tasks) if argument == "gold" else read_predictions(Path(argument))
-        predictions.require_known({task.id for task in tasks})
+        everything = find_tasks(request.tasks, (), request.split) if request.instances else tasks
+        predictions.require_known({task.id for task in everything})
         tasks = [task for task in tasks if task.id in predictions.patches]
     spec = RunSpec(
         policy=request.policy,

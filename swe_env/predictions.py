@@ -70,7 +70,10 @@ def read_predictions(path: Path) -> Predictions:
         models.setdefault(model, where)
         if len(models) > 1:
             raise RunError(f"{where}: model {model!r} after {next(iter(models))!r}: give one file a model")
-        patches[name], seen[name] = _encode(patch or ""), where
+        try:
+            patches[name], seen[name] = _encode(patch or ""), where
+        except UnicodeEncodeError:
+            raise RunError(f"{where}: model_patch of {name} is not text: half a surrogate pair") from None
     return Predictions(model=next(iter(models)), patches=patches, where=seen)
 
 

@@ -51,10 +51,13 @@ class RunRequest(BaseModel):
     """Interpreter to copy into those images; None finds one."""
 
 
-def read_request(file: Path | None, options: dict[str, Any]) -> RunRequest:
+def read_request(
+    file: Path | None, options: dict[str, Any], under: dict[str, Any] | None = None
+) -> RunRequest:
     """The request that a TOML file and the options given (those not None) make together.
 
-    Tables of the file are nested dicts among the options. Raises :class:`RunError` that names the field.
+    Tables of the file are nested dicts among the options. `under`: defaults of the command.
+    Raises :class:`RunError` that names the field.
     """
     content: dict[str, Any] = {}
     if file is not None:
@@ -63,7 +66,7 @@ def read_request(file: Path | None, options: dict[str, Any]) -> RunRequest:
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {file}: {error}") from None
     try:
-        return RunRequest.model_validate(_over(content, options))
+        return RunRequest.model_validate({**(under or {}), **_over(content, options)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))

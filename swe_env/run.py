@@ -11,22 +11,19 @@ from pathlib import Path
 import trio
 
 from agents.chat import Chat
-from agents.policy import Policy, Sampling
+from agents.policy import Policy
 from agents.vllm import VllmPolicy, check
 from sandboxes.docker import DockerEngine
-from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from sandboxes.protocol import ImageUnavailable, Say
-from sandboxes.registry import PulledImages
+from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch, run_episode
-from swe_env.plan import make_plan
+from swe_env.images import workspaces_for
+from swe_env.plan import Plan, make_plan
 from swe_env.policies import replay, scripted
 from swe_env.request import RunRequest
 from swe_env.rundir import RunDir
 from swe_env.runner import Job, Watch, Watcher, run_jobs
 from swe_env.serve import Server, serve
-from swe_env.workspace import Workspaces
-from tasks.model import ImageRef, InlineRepo, Task
-from tasks.swebench_image import build_image
+from tasks.model import Task
 
 
 async def run(
@@ -38,14 +35,24 @@ async def run(
     Raises, before any sandbox starts: `RunError`, `TaskFileError`, `PromptError`, `TokenizerError`,
     `PolicyError` and `ServerFailed` (no server), `SandboxError` (no engine, no image).
     """
-    plan = make_plan(request)
+    # in a thread, so that Ctrl-C is heard while weights are hashed or a dataset is fetched
+    plan = await trio.to_thread.run_sync(make_plan, request, abandon_on_cancel=True)
     rundir = RunDir(request.out)
+    with rundir.locked():
+        await _play_missing(plan, rundir, watching, say)
+    return rundir
+
+
+async def _play_missing(
+    plan: Plan, rundir: RunDir, watching: Callable[[int], AbstractContextManager[Watcher]], say: Say
+) -> None:
+    request = plan.request
     rundir.begin(plan.spec)
     finished = rundir.finished()
     wanted = [(f"{task.id}--{plan.kind}--{index}", task) for task in plan.tasks for index in range(request.n)]
     missing = [(name, task) for name, task in wanted if name not in finished]
     if not missing:
-        return rundir
+        return
     async with AsyncExitStack() as stack:
         budget, served = request.budget, None
         if plan.kind == "vllm" and request.model is not None:
@@ -60,9 +67,9 @@ async def run(
             return scripted(plan.kind, task, plan.chat)
 
         engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
-        images = PulledImages(say, mirror=request.mirror)
-        absent = await ensure_images([task for _, task in missing], request, engine, say)
-        workspaces = Workspaces(engine, BASE_IMAGE, images if request.repo_mirror is None else None)
+        workspaces = await stack.enter_async_context(
+            workspaces_for([task for _, task in missing], request, engine, say)
+        )
 
         async def attempt(name: str, task: Task, watch: Watch) -> Episode:
             if plan.predictions is not None:
@@ -89,13 +96,7 @@ async def run(
 
         jobs = [Job(name, partial(attempt, name, task)) for name, task in missing]
         with watching(len(jobs)) as watcher:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(images.prefetch, absent, request.concurrency)
-                await run_jobs(
-                    jobs, rundir, watcher, concurrency=request.concurrency, retries=request.retries
-                )
-                nursery.cancel_scope.cancel()
-    return rundir
+            await run_jobs(jobs, rundir, watcher, concurrency=request.concurrency, retries=request.retries)
 
 
 @asynccontextmanager
@@ -107,7 +108,7 @@ async def _served(
     Raises `ServerFailed` into the block when a server of our own dies.
     """
     if request.url is not None:
-        async with _connected(request.url, request.sampling, chat) as policy:
+        async with _connected(request.url, request, model, chat) as policy:
             yield policy
         return
     async with (
@@ -115,15 +116,19 @@ async def _served(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(_watch, server)
-        async with _connected(server.url, request.sampling, chat) as policy:
+        async with _connected(server.url, request, model, chat) as policy:
             yield policy
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _connected(url: str, sampling: Sampling, chat: Chat) -> AsyncGenerator[tuple[VllmPolicy, int]]:
-    about = await check(url, sampling=sampling)
-    async with VllmPolicy.connect(url, sampling=sampling, stop_token_ids=chat.stop_token_ids) as policy:
+async def _connected(
+    url: str, request: RunRequest, model: Path, chat: Chat
+) -> AsyncGenerator[tuple[VllmPolicy, int]]:
+    about = await check(url, sampling=request.sampling)
+    async with VllmPolicy.connect(
+        url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids, label=model.name
+    ) as policy:
         yield policy, about.max_model_len
 
 
@@ -131,28 +136,3 @@ async def _watch(server: Server) -> None:
     while True:
         server.check_alive()
         await trio.sleep(0.5)
-
-
-async def ensure_images(tasks: list[Task], request: RunRequest, engine: DockerEngine, say: Say) -> list[str]:
-    """Have what is needed before the first episode; returns the names of images still to be pulled.
-
-    Where any is to be pulled, the first is, to be sure that the registry answers. Raises `ImageUnavailable`.
-    """
-    if request.repo_mirror is not None or any(isinstance(task.image, InlineRepo) for task in tasks):
-        await trio.to_thread.run_sync(ensure_base_image, say)
-    absent: list[str] = []
-    for task in {task.id: task for task in tasks}.values():
-        if not isinstance(task.image, ImageRef):
-            continue
-        if request.repo_mirror is not None and "row" in task.metadata:
-            build = partial(
-                build_image, task.metadata["row"], request.repo_mirror, BASE_IMAGE, say, python=request.python
-            )
-            await trio.to_thread.run_sync(build)
-        try:
-            await engine.image_id(task.image.name)
-        except ImageUnavailable:
-            if not absent:
-                await PulledImages(say, mirror=request.mirror, tries=3, pause=1.0).ensure(task.image.name)
-            absent.append(task.image.name)
-    return absent[1:]

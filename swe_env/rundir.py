@@ -11,10 +11,13 @@ A killed run leaves at most a directory whose name begins with a dot; the next r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,19 @@ class RunDir:
                 raise RunError(f"{self.path} holds episodes but no run.json: choose another --out")
         except (OSError, ValidationError) as error:
             raise RunError(f"cannot use {self.path} as a run directory: {_first_line(error)}") from None
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """This process alone writes here while the block runs. Raises :class:`RunError` if another does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with (self.path / ".lock").open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield
+        except BlockingIOError:
+            raise RunError(
+                f"another process is at work in {self.path}: wait, or choose another --out"
+            ) from None
 
     def save(self, episode: Episode) -> Path:
         """Keep an episode, in place of one that infrastructure ended. Raises :class:`RunError`."""

@@ -21,7 +21,7 @@ from tasks.jsonl import TaskFileError
 T = TypeVar("T")
 
 EXPECTED = (
-    RunError, TaskFileError, PromptError, TokenizerError, PolicyError, SandboxError, ServerFailed,
+    RunError, OSError, TaskFileError, PromptError, TokenizerError, PolicyError, SandboxError, ServerFailed,
 )  # fmt: skip
 """Errors that are the world's or the user's: one line, no stack trace."""
 
@@ -38,16 +38,17 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
         interrupted, result = False, None
         async with trio.open_nursery() as nursery:
 
-            async def watch() -> None:
+            async def watch(*, task_status: trio.TaskStatus[None]) -> None:
                 nonlocal interrupted
                 with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    task_status.started()
                     async for _ in signals:
                         interrupted = True
                         console.print("[yellow]stopping: removing sandboxes, finished episodes are kept")
                         nursery.cancel_scope.cancel()
                         return
 
-            nursery.start_soon(watch)
+            await nursery.start(watch)
             result = await work()
             nursery.cancel_scope.cancel()
         return interrupted, result

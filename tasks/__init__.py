@@ -5,5 +5,6 @@
 - `synthetic`: small repositories with one bug each, made from code (`bugs`, `two_files`, `draw`);
   `shipped.jsonl` holds fourteen of them.
 - `swebench`: SWE-bench rows as tasks, and their logs as grades, by swebench's own rules.
+- `published`: rows by the name of a published set, from a file or a directory.
 - `swebench_image`: the image of a row, built without a registry (`image_recipe`, `host_python`).
 """

@@ -25,7 +25,7 @@ import trio
 
 from sandboxes.protocol import ImageUnavailable
 from sandboxes.reaper import RUN_LABEL
-from sandboxes.registry import PulledImages, hub_name
+from sandboxes.registry import PulledImages
 from tests.sandboxes.conftest import REPOSITORY
 
 pytestmark = pytest.mark.docker
@@ -539,8 +539,3 @@ def test_prefetching_does_not_remove_what_it_prefetched(
         assert world.here() == ""
 
     run(main)
-
-
-def test_the_name_of_an_official_image() -> None:
-    assert hub_name("Django__django-11099") == "swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
-    assert hub_name("a__b-1", namespace="mine", arch="arm64") == "mine/sweb.eval.arm64.a_1776_b-1:latest"

@@ -40,7 +40,6 @@ def graded(by: str, number: int, resolved: bool | None) -> Episode:
         ([False, False], [False, False], "its gold patch does not solve it: failed 2 of 2 times, one failed"),
         ([True, True], [False, True], "it is solved without a fix: 1 of 2 times"),
         ([True, None], [False, False], None),
-        ([None, None], [False, False], "no verdict: the engine is gone"),
     ],
 )
 def test_what_gradings_say_against_a_task(
@@ -48,7 +47,11 @@ def test_what_gradings_say_against_a_task(
 ) -> None:
     episodes = [graded("gold", number, one) for number, one in enumerate(gold)]
     episodes += [graded("note", number, one) for number, one in enumerate(note)]
-    assert judge(episodes).get("t") == reason
+    assert judge(episodes) == ({} if reason is None else {"t": reason}, [])
+
+
+def test_what_infrastructure_kept_from_being_judged_is_listed_apart() -> None:
+    assert judge([graded("gold", 0, None), graded("note", 0, False)]) == ({}, ["t"])
 
 
 @pytest.mark.docker
