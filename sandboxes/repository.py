@@ -125,10 +125,10 @@ async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes, how: str = EX
 
     `how`: a shell script that applies :data:`INCOMING` in the working directory, and exits with 0 if it did.
 
-    Names come from the patch *and* from the tree afterwards, so that a rename shows both ends and an
-    ignored file does not hide. A missing final newline is added: some tools strip it.
+    Names come from the tree and from what was written, so that a rename shows both ends and an ignored
+    file does not hide. A missing final newline is added (by us, not by `how`): some tools strip it.
     """
-    if not data.endswith(b"\n"):
+    if how == EXACTLY and not data.endswith(b"\n"):
         data += b"\n"
     await sandbox.write(INCOMING, data)
     env = {"WORKDIR": baseline.workdir, "TREE": baseline.tree, "STORE": STORE, "HOW": how}
@@ -136,9 +136,8 @@ async def apply(sandbox: Sandbox, baseline: Baseline, data: bytes, how: str = EX
     if result.exit_code != 0:
         return result.text.strip() or f"git apply exited with {result.exit_code}"
     names = _paths(await sandbox.read(f"{STORE}/names", limit=MAX_PATCH))
-    # "added\tdeleted\tpath" of every file that git touched, ignored ones too
-    counts = _paths(await sandbox.read(f"{STORE}/numstat", limit=MAX_PATCH))
-    paths = {*names, *(line.split("\t", 2)[-1] for line in counts)}
+    written = _paths(await sandbox.read(f"{STORE}/written", limit=MAX_PATCH))
+    paths = {*names, *(path.removeprefix("./") for path in written)}
     if len(paths) > MAX_PATHS:
         return f"it touches {len(paths)} files, more than {MAX_PATHS}: build output, not work"
     return Patch(data=data, paths=sorted(paths))

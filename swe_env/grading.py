@@ -105,14 +105,10 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "
 
 
 async def _grade_strictly(task: Task, patch: bytes, workspace: Workspace) -> Grade:
-    applied = await repository.apply(workspace.sandbox, workspace.baseline, patch)
-    if isinstance(applied, str) and isinstance(task.tests, SwebenchTests):
-        # patches made elsewhere may be less than exact, and the official harness takes them
+    how = repository.EXACTLY
+    if isinstance(task.tests, SwebenchTests):  # patches made elsewhere: what the harness takes, we take
         how = apply_script(repository.INCOMING)
-        applied = await repository.apply(workspace.sandbox, workspace.baseline, patch, how)
-        if isinstance(applied, Patch):  # git could not list the files of such a patch; its headers do
-            named = patch_paths(patch.decode("utf-8", "surrogateescape").replace("\r", ""))
-            applied = applied.model_copy(update={"paths": sorted({*applied.paths, *named})})
+    applied = await repository.apply(workspace.sandbox, workspace.baseline, patch, how)
     if isinstance(applied, str):
         missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
         reason = f"the patch does not apply: {_last_line(applied)}"

@@ -115,6 +115,7 @@ CHEATS: dict[str, Edits | bytes] = {
     "forged package": package("x.egg-info"),
     "forged package, capitals": package("x.EGG-INFO"),
     "forged package, ignored": {".gitignore": b"*\n", **package("x\ny.egg-info")},
+    "hook that git does not look at": {".gitignore": b"*\n", "conftest.py": FORCE.encode()},
     "plugins of a test package": {
         "tests/__init__.py": b"pytest_plugins = ['forcing']\n",
         "forcing.py": FORCE.encode(),
