@@ -365,7 +365,7 @@ def test_no_more_is_removed_than_makes_room(world: World, monkeypatch: pytest.Mo
 
 def test_without_room_an_image_is_refused_with_one_line(world: World) -> None:
     line = refusal(world.images(keep_free=NOTHING), world.name("a"))
-    assert line.endswith("free some, e.g. `docker system prune`, or lower keep_free")
+    assert line.endswith("free some, e.g. `docker system prune`")
     assert world.registry.asked == []
 
 
