@@ -129,8 +129,6 @@ def test_cancelled_while_its_engine_starts_leaves_no_process(tmp_path: Path, tin
     log = tmp_path / "log"
 
     async def body() -> int:
-        groups: list[int] = []
-
         async def start() -> None:
             async with serve(tiny_glm, log_path=log, max_model_len=1024):
                 raise AssertionError("was to be cancelled")
@@ -139,16 +137,14 @@ def test_cancelled_while_its_engine_starts_leaves_no_process(tmp_path: Path, tin
             nursery.start_soon(start)
             while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
                 await trio.sleep(0.1)
-            rows = subprocess.run(
-                ["ps", "-ww", "-eo", "pgid=,args="], capture_output=True, text=True
-            ).stdout.splitlines()
-            groups = [int(row.split()[0]) for row in rows if "vllm_launcher" in row and str(tiny_glm) in row]
-            # the shared server serves the same model: ours is the younger one
-            group = max(groups)
+            # the shared server is a child of this process, too: ours is the younger one
+            argv = ["ps", "-o", "pgid=", "--ppid", str(os.getpid())]
+            listing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+            group = max(int(line) for line in listing.split() if int(line) != os.getpgid(0))
             assert len(group_members(group)) > 1
             cancelled = time.monotonic()
             nursery.cancel_scope.cancel()
-        assert time.monotonic() - cancelled < 5.5
+        assert time.monotonic() - cancelled < 20
         return group
 
     assert group_members(trio.run(body)) == []
