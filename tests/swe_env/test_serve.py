@@ -31,6 +31,13 @@ def group_members(group: int) -> list[str]:
     return [row[3] for row in rows if int(row[0]) == group and not row[1].startswith("Z")]
 
 
+def child_groups() -> set[int]:
+    """Process groups of this process's children, its own left out."""
+    argv = ["ps", "-o", "pgid=", "--ppid", str(os.getpid())]
+    listing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return {int(line) for line in listing.split()} - {os.getpgid(0)}
+
+
 async def replay(url: str, model_dir: Path) -> None:
     """An answer and the server's score of it agree, for this family's own prompt and stop tokens."""
     chat = load_chat(model_dir, tools=[])
@@ -133,14 +140,12 @@ def test_cancelled_while_its_engine_starts_leaves_no_process(tmp_path: Path, tin
             async with serve(tiny_glm, log_path=log, max_model_len=1024):
                 raise AssertionError("was to be cancelled")
 
+        others = child_groups()  # the shared server's
         async with trio.open_nursery() as nursery:
             nursery.start_soon(start)
             while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
                 await trio.sleep(0.1)
-            # the shared server is a child of this process, too: ours is the younger one
-            argv = ["ps", "-o", "pgid=", "--ppid", str(os.getpid())]
-            listing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-            group = max(int(line) for line in listing.split() if int(line) != os.getpgid(0))
+            [group] = child_groups() - others
             assert len(group_members(group)) > 1
             cancelled = time.monotonic()
             nursery.cancel_scope.cancel()
