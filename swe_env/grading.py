@@ -23,9 +23,7 @@ from sandboxes.repository import Patch, printable
 from swe_env.protected import Verdict, examine, patch_paths, settings_changed
 from swe_env.workspace import Workspace, Workspaces
 from tasks.model import PytestTests, SwebenchTests, Task
-from tasks.swebench import SwebenchGrade, apply_script, eval_script, grade_log
-
-Status = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "MISSING"]
+from tasks.swebench import Status, SwebenchGrade, apply_script, eval_script, grade_log
 
 Mode = Literal["strict", "official"]
 """How a patch is graded. `strict`: what steers the test runner is put back, and changing it forfeits the
@@ -81,9 +79,8 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "
     `ValueError` when `official` is asked of a task that swebench's harness does not know.
     """
     started = time.monotonic()
-    missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
     if not patch.strip():
-        return Grade(resolved=False, reward=0.0, statuses=missing, reason="the patch is empty")
+        return Grade(resolved=False, reward=0.0, statuses=_missing(task), reason="the patch is empty")
     if mode == "official" and not isinstance(task.tests, SwebenchTests):
         raise ValueError(f"{task.id} is no SWE-bench instance: grade it in strict mode")
     async with workspaces.open(task.view()) as workspace:
@@ -99,7 +96,7 @@ async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "
                 raise SandboxLost(f"the machine that grades is not well: {error}") from error
             # the sandbox is well, so it is the patch's content: no way out of a low score
             reason = f"the patch cannot be graded: {error}"
-            result = Grade(resolved=False, reward=0.0, statuses=missing, reason=reason)
+            result = Grade(resolved=False, reward=0.0, statuses=_missing(task), reason=reason)
     seconds = time.monotonic() - started
     return result.model_copy(update={"seconds": seconds, "image_id": workspace.image_id})
 
@@ -110,9 +107,8 @@ async def _grade_strictly(task: Task, patch: bytes, workspace: Workspace) -> Gra
         how = apply_script(repository.INCOMING)
     applied = await repository.apply(workspace.sandbox, workspace.baseline, patch, how)
     if isinstance(applied, str):
-        missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
         reason = f"the patch does not apply: {_last_line(applied)}"
-        return Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.encode())
+        return Grade(resolved=False, reward=0.0, statuses=_missing(task), reason=reason, log=applied.encode())
     return await _run_tests(task, workspace, await _put_back(task, applied, workspace))
 
 
@@ -245,9 +241,8 @@ async def _grade_as_harness(task: Task, patch: bytes, workspace: Workspace) -> G
         apply_script("/tmp/patch.diff"), cwd=workspace.baseline.workdir, timeout=300, session=False
     )
     if applied.exit_code != 0:
-        missing: dict[str, Status] = dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
         reason = f"the patch does not apply: {_last_line(applied.text)}"
-        return Grade(resolved=False, reward=0.0, statuses=missing, reason=reason, log=applied.output)
+        return Grade(resolved=False, reward=0.0, statuses=_missing(task), reason=reason, log=applied.output)
     ran = await _run_eval_script(task, workspace)
     return _swebench_grade(task, ran, grade_log(task, ran.text, strict=False))
 
@@ -291,6 +286,11 @@ def _read_report(lines: list[str]) -> dict[str, Status]:
             continue  # not a line of ours: the tested code can write there too
         reported[test] = badness[worse]
     return reported
+
+
+def _missing(task: Task) -> dict[str, Status]:
+    """The statuses of a run that did not happen."""
+    return dict.fromkeys([*task.fail_to_pass, *task.pass_to_pass], "MISSING")
 
 
 def _count(statuses: dict[str, Status]) -> str:
