@@ -18,6 +18,7 @@ from swe_env.request import RunRequest
 from swe_env.run import run
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.serve import serve
+from swe_env.terminal import say
 
 CONTEXT = 4096
 """Context of the tiny model [tokens]: a random one only fills it."""
@@ -35,20 +36,20 @@ async def run_demo(out: Path, concurrency: int) -> None:
         request = RunRequest(
             tasks="shipped", policy=policy, out=where / policy, concurrency=concurrency, budget=budget, **more
         )
-        await run(request, Board.live, _say)
+        await run(request, Board.live, say)
 
     async def play_scripted() -> None:
         for policy in ("gold", "noop"):
-            _say(f"playing the {policy} policy on every shipped task")
+            say(f"playing the {policy} policy on every shipped task")
             await play(policy)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_prepare_engine)
         nursery.start_soon(_make_model, model)
     async with serve(model, log_path=where / "vllm.log", max_model_len=CONTEXT) as server:
-        _say(f"vLLM serves {model} at {server.url}")
+        say(f"vLLM serves {model} at {server.url}")
         await play_scripted()
-        _say("playing the served model: its weights are random, it earns what luck gives")
+        say("playing the served model: its weights are random, it earns what luck gives")
         await play("vllm", url=server.url, model=model, prompts="tiny")
     _show([RunDir(where / policy) for policy in ("gold", "noop", "vllm")], where)
 
@@ -71,14 +72,14 @@ def _show(runs: list[RunDir], where: Path) -> None:
 
 
 async def _prepare_engine() -> None:
-    await trio.to_thread.run_sync(ensure_engine, _say)
-    _say(f"base image {await trio.to_thread.run_sync(ensure_base_image, _say)} is here")
+    await trio.to_thread.run_sync(ensure_engine, say)
+    say(f"base image {await trio.to_thread.run_sync(ensure_base_image, say)} is here")
 
 
 async def _make_model(model: Path) -> None:
     if (model / "config.json").is_file():
         return
-    _say("making a tiny GLM-4.5-shaped model and its tokenizer")
+    say("making a tiny GLM-4.5-shaped model and its tokenizer")
     done = await trio.run_process(
         [sys.executable, "-m", "trainer.tiny_model", str(model), "--shape", "glm"],
         capture_stdout=True,
@@ -87,7 +88,3 @@ async def _make_model(model: Path) -> None:
     )
     if done.returncode != 0:
         raise RunError(f"no tiny model: {done.stdout.decode(errors='replace').strip().splitlines()[-1]}")
-
-
-def _say(line: str) -> None:
-    console.print(line, style="dim", markup=False, soft_wrap=True)
