@@ -109,9 +109,7 @@ def ensure_base_image(say: Say) -> str:
             return BASE_IMAGE
         except ImageNotFound:
             pass
-        if _pull(say):
-            _derive(client, say)
-        else:
+        if not (_pull(say) and _derive(client, say)):
             _build_from_packages(client, say)
         return BASE_IMAGE
     except (requests.RequestException, DockerException) as error:
@@ -134,7 +132,8 @@ def _pull(say: Say) -> bool:
     return True
 
 
-def _derive(client: Any, say: Say) -> None:
+def _derive(client: Any, say: Say) -> bool:
+    """Whether the base image could be made on the upstream one, which takes Debian's mirror and PyPI."""
     say(f"building {BASE_IMAGE} on {UPSTREAM_IMAGE}")
     dockerfile = "\n".join(
         [
@@ -149,7 +148,9 @@ def _derive(client: Any, say: Say) -> None:
     )
     for event in events:
         if "error" in event:
-            raise ImageUnavailable(f"cannot build {BASE_IMAGE}: {_line(event['error'])}")
+            say(f"that failed ({_line(event['error'])}); building from Debian packages instead")
+            return False
+    return True
 
 
 def _build_from_packages(client: Any, say: Say) -> None:

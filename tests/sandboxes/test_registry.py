@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
 import json
-import platform
 import secrets
 import shutil
 import subprocess
 import sys
-import tarfile
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,101 +19,13 @@ from sandboxes.protocol import ImageUnavailable
 from sandboxes.reaper import RUN_LABEL
 from sandboxes.registry import PulledImages
 from tests.sandboxes.conftest import REPOSITORY
+from tests.sandboxes.registry_server import ELSEWHERE, HERE, REFUSALS, Registry, serving
 
 pytestmark = pytest.mark.docker
 
 TEST_SECONDS = 60
-HERE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-ELSEWHERE = "arm64" if HERE == "amd64" else "amd64"
 PLENTY, NOTHING = 0, 1 << 60
 """`keep_free` on a disk that always has room, and on one that never has."""
-MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-REFUSALS = {
-    404: ("MANIFEST_UNKNOWN", "manifest unknown"),
-    401: ("UNAUTHORIZED", "unauthorized"),
-    429: ("TOOMANYREQUESTS", "You have reached your pull rate limit."),
-    500: ("UNKNOWN", "something broke"),
-}
-
-
-class Registry:
-    """A registry that has every image of one layer, which holds a file that names it."""
-
-    def __init__(self) -> None:
-        self.arch = HERE
-        self.answers: list[int] = []  # statuses of the next pulls
-        self.always = 200  # status of those after them
-        self.silent = ""  # requests for such a part are never answered: "manifests", "blobs"
-        self.asked: list[str] = []  # images whose manifest was asked for, in order
-        self.blobs: dict[str, bytes] = {}
-        self.closing = threading.Event()
-        registry = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                registry.answer(self)
-
-            do_HEAD = do_GET
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        if self.silent and self.silent in request.path:
-            self.closing.wait(TEST_SECONDS)
-        image, _, reference = request.path.removeprefix("/v2/").rpartition("/")
-        if not image:
-            self.send(request, 200, "application/json", b"{}")
-        elif image.endswith("/blobs"):
-            self.send(request, 200, "application/octet-stream", self.blobs[reference])
-        else:
-            self.asked.append(image.removesuffix("/manifests"))
-            status = self.answers[0] if self.answers else self.always
-            if request.command == "GET" and self.answers:  # a pull is a HEAD, and then a GET in any case
-                self.answers.pop(0)
-            if status == 200:
-                self.send(request, 200, MANIFEST, self.manifest(image.removesuffix("/manifests")))
-            else:
-                code, message = REFUSALS[status]
-                body = json.dumps({"errors": [{"code": code, "message": message}]}).encode()
-                self.send(request, status, "application/json", body)
-
-    def send(self, request: BaseHTTPRequestHandler, status: int, kind: str, body: bytes) -> None:
-        request.send_response(status)
-        request.send_header("Content-Type", kind)
-        request.send_header("Content-Length", str(len(body)))
-        if kind == MANIFEST:
-            request.send_header("Docker-Content-Digest", digest(body))
-        request.end_headers()
-        if request.command != "HEAD":
-            request.wfile.write(body)
-
-    def manifest(self, image: str) -> bytes:
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            entry = tarfile.TarInfo("name")
-            entry.size = len(image)
-            tar.addfile(entry, io.BytesIO(image.encode()))
-        layer = gzip.compress(archive.getvalue(), mtime=0)
-        rootfs = {"type": "layers", "diff_ids": [digest(archive.getvalue())]}
-        config = {"architecture": self.arch, "os": "linux", "config": {"Cmd": ["/name"]}, "rootfs": rootfs}
-        parts = {
-            "config": ("application/vnd.docker.container.image.v1+json", json.dumps(config).encode()),
-            "layer": ("application/vnd.docker.image.rootfs.diff.tar.gzip", layer),
-        }
-        found = {}
-        for part, (kind, blob) in parts.items():
-            self.blobs[digest(blob)] = blob
-            found[part] = {"mediaType": kind, "size": len(blob), "digest": digest(blob)}
-        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": found["config"]}
-        return json.dumps({**manifest, "layers": [found["layer"]]}).encode()
-
-
-def digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def docker(*arguments: str) -> str:
@@ -133,20 +37,6 @@ def docker(*arguments: str) -> str:
 def registry() -> Iterator[Registry]:
     with serving() as registry:
         yield registry
-
-
-@contextmanager
-def serving() -> Iterator[Registry]:
-    registry = Registry()
-    thread = threading.Thread(target=registry.server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield registry
-    finally:
-        registry.closing.set()
-        registry.server.shutdown()
-        thread.join()
-        registry.server.server_close()
 
 
 @pytest.fixture
