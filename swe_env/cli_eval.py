@@ -144,12 +144,14 @@ def _evaluate(request: RunRequest, quarantine: Path | None = None) -> None:
 
 def _reproduce(path: Path) -> None:
     """Say what differs between an evaluation and the same request now. Exit code 1 if anything does."""
-    from swe_env.reproduce import differences
+    from swe_env.reproduce import compare
 
-    found = guard(lambda: trio.run(differences, path))
-    for name, (then, now) in found.items():
+    found = guard(lambda: trio.run(compare, path))
+    for name, (then, now) in found.differences.items():
         console.print(f"{name}: then {then}, now {now}", markup=False, soft_wrap=True)
-    if found:
-        typer.echo(f"swe-env: {len(found)} things differ from {path}", err=True)
+    for name in found.absent:
+        console.print(f"{name}: not here now, its digest cannot be compared", markup=False, soft_wrap=True)
+    if found.differences:
+        typer.echo(f"swe-env: {len(found.differences)} things differ from {path}", err=True)
         raise typer.Exit(1)
     console.print(f"nothing differs from {path}: the same command, with another --out, repeats it")

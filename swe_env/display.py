@@ -170,7 +170,10 @@ def show_evaluation(summary: Summary, out: Console = console) -> None:
     out.print(table)
     out.print()
     if len(summary.pass_at) > 1:
-        out.print("   ".join(f"pass@{k} {100 * rate:.1f}%" for k, rate in summary.pass_at.items()))
+        shares = (
+            f"pass@{k} {100 * share.rate:.1f}% of {share.instances}" for k, share in summary.pass_at.items()
+        )
+        out.print("   ".join(shares))
     out.print("   ".join(f"{ending}: {count}" for ending, count in summary.endings.items()), markup=False)
     if summary.no_verdict:
         out.print(

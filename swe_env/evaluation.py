@@ -5,8 +5,8 @@
     runs/eval-x/logs/run_evaluation/RUN/MODEL/INSTANCE/            official layout: report.json, ...
     runs/eval-x/summary.json                                       what the table shows
 
-With several attempts an instance (`n` > 1), RUN and predictions are numbered: `eval-x.0`,
-`predictions-0.jsonl`.
+Of further attempts an instance (`n` > 1), RUN and predictions are numbered: `eval-x.1`,
+`predictions-1.jsonl`.
 Everything is made from the episodes in the run directory, so it can be made again at any time.
 """
 
@@ -61,8 +61,9 @@ class Summary(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     whole: Share
-    pass_at: dict[int, float]
-    """k -> chance that one of k attempts resolves an instance (unbiased; Chen et al. 2021, section 2.1)."""
+    pass_at: dict[int, Share]
+    """k -> chance that one of k attempts resolves an instance (unbiased; Chen et al. 2021, section 2.1), of
+    the instances that have k verdicts."""
     by_repository: dict[str, Share]
     endings: dict[str, int]
     """How attempts ended, refined by what grading said."""
@@ -81,7 +82,7 @@ def write_results(
     episodes = rundir.episodes()
     attempts = _by_attempt(episodes)
     for number, own in sorted(attempts.items()):
-        suffix = f".{number}" if len(attempts) > 1 else ""
+        suffix = f".{number}" if number else ""
         _write_official(rundir, suffix, own, tasks)
     summary = summarise(episodes, tasks, quarantine)
     write_atomic(rundir.path / "summary.json", summary.model_dump_json(indent=1).encode())
@@ -114,11 +115,11 @@ def summarise(
     )
 
 
-def pass_at(k: int, verdicts: Sequence[Sequence[bool]]) -> float:
-    """Mean over instances with at least `k` attempts of 1 - C(n-c, k) / C(n, k)."""
+def pass_at(k: int, verdicts: Sequence[Sequence[bool]]) -> Share:
+    """Over instances with at least `k` attempts, the chance of each: 1 - C(n-c, k) / C(n, k)."""
     able = [one for one in verdicts if len(one) >= k]
     chances = [1 - math.comb(len(one) - sum(one), k) / math.comb(len(one), k) for one in able]
-    return sum(chances) / len(chances) if chances else 0.0
+    return Share(resolved=sum(chances), instances=len(able))
 
 
 def _share(verdicts: Mapping[str, Sequence[bool]]) -> Share:

@@ -21,6 +21,8 @@ from tasks.model import SwebenchTests, Task
 TINY_GLM = Path(agents.__file__).parent / "tiny_glm"
 """Tokenizer of scripted policies when no model is given."""
 
+PACKAGES = ("agents", "sandboxes", "swe_env", "tasks")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -67,11 +69,10 @@ def make_plan(request: RunRequest) -> Plan:
         predictions.require_known({task.id for task in everything})
         tasks = [task for task in tasks if task.id in predictions.patches]
     spec = RunSpec(
-        policy=request.policy,
-        model=str(request.model.resolve()) if kind == "vllm" and request.model else "",
-        weights_sha256=weights_digest(request.model) if kind == "vllm" and request.model else "",
+        policy=kind,
+        model_sha256=model_digest(request.model) if kind == "vllm" and request.model else "",
         tasks_sha256=digest(tasks),
-        predictions_sha256=predictions.sha256 if predictions else "",
+        repeats_sha256=predictions.sha256 if predictions else _sha256(recording) if recording else "",
         prompts_sha256=prompts.sha256,
         tokenizer_sha256=chat.tokenizer.sha256,
         budget=request.budget.model_dump(),
@@ -79,23 +80,38 @@ def make_plan(request: RunRequest) -> Plan:
         mode=request.mode,
         version=importlib.metadata.version("swe-env"),
         swebench_version=importlib.metadata.version("swebench"),
+        source_sha256=source_digest(),
         asked=request.model_dump(mode="json"),
     )
     return Plan(request, kind, tasks, prompts, chat, recording, predictions, spec)
 
 
-def weights_digest(model: Path) -> str:
-    """SHA-256 over the names and contents of a model's weight files; "" if the directory has none.
+def model_digest(model: Path) -> str:
+    """SHA-256 over the names and contents of a model's weight files and configuration.
 
     Reads all of them: some seconds a gigabyte.
     """
-    files = sorted(model.glob("*.safetensors"))
+    return _of_files(model, sorted([*model.glob("*.safetensors"), *model.glob("*config.json")]))
+
+
+def source_digest() -> str:
+    """SHA-256 over this program's own files, as they are now."""
+    root = Path(agents.__file__).parents[1]
+    files = [file for package in PACKAGES for file in (root / package).rglob("*") if file.is_file()]
+    return _of_files(root, sorted(file for file in files if "__pycache__" not in file.parts))
+
+
+def _of_files(root: Path, files: list[Path]) -> str:
     whole = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-        whole.update(f"{file.name} {content}\n".encode())
-    return whole.hexdigest() if files else ""
+        whole.update(f"{file.relative_to(root)} {content}\n".encode())
+    return whole.hexdigest()
+
+
+def _sha256(episode: Episode) -> str:
+    return hashlib.sha256(episode.model_dump_json().encode()).hexdigest()
 
 
 def _require_swebench(tasks: list[Task]) -> None:

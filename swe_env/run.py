@@ -12,7 +12,7 @@ import trio
 
 from agents.chat import Chat
 from agents.policy import Policy
-from agents.vllm import VllmPolicy, check
+from agents.vllm import Served, VllmPolicy, check
 from sandboxes.docker import DockerEngine
 from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch, run_episode
@@ -56,8 +56,11 @@ async def _play_missing(
     async with AsyncExitStack() as stack:
         budget, served = request.budget, None
         if plan.kind == "vllm" and request.model is not None:
-            served, longest = await stack.enter_async_context(_served(request, request.model, plan.chat, say))
-            budget = budget.model_copy(update={"context_tokens": min(budget.context_tokens, longest)})
+            served, about = await stack.enter_async_context(_served(request, request.model, plan.chat, say))
+            longest = min(budget.context_tokens, about.max_model_len)
+            budget = budget.model_copy(update={"context_tokens": longest})
+            found = {"vllm": about.vllm_version, "context_tokens": longest}
+            rundir.begin(plan.spec.model_copy(update={"served": found}))
 
         def make_policy(task: Task) -> Policy:
             if served is not None:
@@ -102,8 +105,8 @@ async def _play_missing(
 @asynccontextmanager
 async def _served(
     request: RunRequest, model: Path, chat: Chat, say: Say
-) -> AsyncGenerator[tuple[VllmPolicy, int]]:
-    """The policy behind `--url`, or behind a server of our own, and the longest stream it takes [tokens].
+) -> AsyncGenerator[tuple[VllmPolicy, Served]]:
+    """The policy behind `--url`, or behind a server of our own, and what that server says of itself.
 
     Raises `ServerFailed` into the block when a server of our own dies.
     """
@@ -124,12 +127,12 @@ async def _served(
 @asynccontextmanager
 async def _connected(
     url: str, request: RunRequest, model: Path, chat: Chat
-) -> AsyncGenerator[tuple[VllmPolicy, int]]:
+) -> AsyncGenerator[tuple[VllmPolicy, Served]]:
     about = await check(url, sampling=request.sampling)
     async with VllmPolicy.connect(
         url, sampling=request.sampling, stop_token_ids=chat.stop_token_ids, label=model.name
     ) as policy:
-        yield policy, about.max_model_len
+        yield policy, about
 
 
 async def _watch(server: Server) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str
-    model: str = ""
-    """Directory of the model that plays; empty for scripted policies."""
-    weights_sha256: str = ""
+    """First word of `--policy`; `repeats_sha256` says what a replay or predictions hold."""
+    model_sha256: str = ""
+    """Of the weights and the configuration of the model that plays; empty for scripted policies."""
     tasks_sha256: str
-    predictions_sha256: str = ""
+    repeats_sha256: str = ""
     prompts_sha256: str
     tokenizer_sha256: str
     budget: dict[str, Any]
@@ -48,15 +48,23 @@ class RunSpec(BaseModel):
     mode: str = "strict"
     version: str
     swebench_version: str = ""
+    source_sha256: str = ""
+    """Of this program's own files. A run goes on after they changed; :mod:`swe_env.reproduce` says so."""
+    served: dict[str, Any] = {}
+    """vLLM's version and the longest stream [tokens]: known once the server answers, empty before."""
     asked: dict[str, Any] = {}
     """The request, to make it again. Not compared: the same experiment can be asked for in several ways."""
 
-    def differences(self, other: RunSpec) -> dict[str, tuple[str, str]]:
+    def differences(
+        self, other: RunSpec, ignoring: Collection[str] = ("source_sha256",)
+    ) -> dict[str, tuple[str, str]]:
         """Field -> its values in this and in the other experiment, where they differ."""
         found: dict[str, tuple[str, str]] = {}
         for name in RunSpec.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)
-            if name != "asked" and mine != theirs:
+            if name in ("asked", *ignoring) or (name == "served" and not (mine and theirs)):
+                continue
+            if mine != theirs:
                 found[name] = json.dumps(mine), json.dumps(theirs)
         return found
 
@@ -69,7 +77,10 @@ class RunDir:
         self.episodes_path = path / "episodes"
 
     def begin(self, spec: RunSpec) -> None:
-        """Make the directory, or check that it is this experiment's. Raises :class:`RunError`."""
+        """Make the directory, or check that it is this experiment's; again when more of it is known.
+
+        Raises :class:`RunError`.
+        """
         file = self.path / "run.json"
         try:
             self.episodes_path.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
 from sandboxes.docker import DockerEngine, DockerSandbox
 from sandboxes.protocol import ImageUnavailable, Limits, Sandbox
-from sandboxes.registry import PulledImages
 from sandboxes.repository import RECIPE, Baseline, RepositoryError, lay_out, seal
 from tasks.model import ImageRef, InlineRepo, TaskView
 
@@ -45,12 +45,20 @@ class Workspace:
     """Content digest of the image that the repository came from (or was laid out in)."""
 
 
+class Images(Protocol):
+    """Where images come from that may not be here yet."""
+
+    def holding(self, name: str) -> AbstractAsyncContextManager[None]:
+        """The image is here while the block runs. Raises `ImageUnavailable` and `EngineUnavailable`."""
+        ...
+
+
 class Workspaces:
     """Opens workspaces on one engine."""
 
-    def __init__(self, engine: DockerEngine, base_image: str, images: PulledImages | None = None) -> None:
-        """`base_image`: what inline repositories are laid out in. `images`: has a task's image pulled when
-        it is needed; None if all are here."""
+    def __init__(self, engine: DockerEngine, base_image: str, images: Images | None = None) -> None:
+        """`base_image`: what inline repositories are laid out in. `images`: sees to it that a task's image
+        is here; None if all are."""
         self._engine = engine
         self._base_image = base_image
         self._images = images

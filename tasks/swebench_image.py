@@ -5,8 +5,9 @@ gets a Python of the right version (copied from this machine unless it is the im
 with nothing newer than its base commit, and the environment that the row's `build_*` columns describe.
 The result can run the row's evaluation script without a network; that it can is tried before it is tagged.
 
-Synchronous and slow (half a minute to a few): run it in a worker thread. Projects with C extensions need a
-`base_image` that has a compiler.
+Synchronous and slow (half a minute to a few). As a module it is a command that can be interrupted:
+`python -m tasks.swebench_image` reads a :class:`BuildRequest` as JSON, prints what it does, and leaves
+nothing half done behind. Projects with C extensions need a `base_image` that has a compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import tomllib
@@ -29,6 +32,7 @@ from typing import Any, cast
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
+from pydantic import BaseModel
 
 from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Say
 from tasks.host_python import HostPython, find_python
@@ -44,6 +48,26 @@ SILENCE_SECONDS = 1800
 """Longest time that a build may print nothing (one compilation)."""
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+REFUSED, NO_ENGINE = 3, 4
+"""Exit codes of the command: the image cannot be had, the engine does not answer."""
+
+
+class BuildRequest(BaseModel):
+    """One image to build: the arguments of :func:`build_image`."""
+
+    row: dict[str, Any]
+    repo_mirror: Path
+    base_image: str
+    python: Path | None = None
+
+
+def require_buildable(row: Mapping[str, Any], repo_mirror: Path) -> None:
+    """Raise :class:`ImageUnavailable` if a row's columns or its clone are missing. Takes no time."""
+    for column in ("image", "base_commit", "build_python"):
+        _column(row, column)
+    find_mirror(_column(row, "repo"), repo_mirror)
 
 
 def build_image(
@@ -304,3 +328,27 @@ def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no reason given"
+
+
+def main() -> None:
+    """The command: one line on standard error and exit code 3 or 4 where no image comes of it."""
+    # a build stops as it does on Ctrl-C, whoever asks
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    request = BuildRequest.model_validate_json(sys.stdin.buffer.read())
+    try:
+        build_image(
+            request.row,
+            request.repo_mirror,
+            request.base_image,
+            lambda line: print(line, flush=True),
+            python=request.python,
+        )
+    except (ImageUnavailable, EngineUnavailable) as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED if isinstance(error, ImageUnavailable) else NO_ENGINE)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -53,12 +53,12 @@ def test_an_interval_is_wilsons() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
 def test_pass_at_k_is_the_chance_that_k_drawn_attempts_hold_a_success(one: list[bool], k: int) -> None:
     if k > len(one):
-        assert pass_at(k, [one]) == 0.0
+        assert pass_at(k, [one]).instances == 0
         return
     missed = 1.0
     for drawn in range(k):
         missed *= max(0, len(one) - sum(one) - drawn) / (len(one) - drawn)
-    assert math.isclose(pass_at(k, [one]), 1 - missed, abs_tol=1e-12)
+    assert math.isclose(pass_at(k, [one]).rate, 1 - missed, abs_tol=1e-12)
 
 
 def test_what_infrastructure_ended_is_in_no_figure() -> None:
@@ -74,7 +74,10 @@ def test_what_infrastructure_ended_is_in_no_figure() -> None:
     assert (summary.whole.resolved, summary.whole.instances) == (0.5, 1)
     assert summary.no_verdict == ["calc--vllm--2"]
     assert summary.endings == {"resolved": 1, "submitted, unresolved": 1, "sandbox_lost": 1}
-    assert summary.pass_at == {1: 0.5, 2: 1.0}
+    assert {k: (share.rate, share.instances) for k, share in summary.pass_at.items()} == {
+        1: (0.5, 1),
+        2: (1.0, 1),
+    }
     assert list(summary.by_repository) == ["o/r"]
 
 
@@ -139,7 +142,7 @@ def test_predictions_are_graded_as_the_harness_does_and_only_once(
     predictions.write_text(predictions.read_text().replace("note.txt", "other.txt"))
     differing = call("eval", "--reproduce", out)
     assert differing.returncode == 1
-    assert "predictions_sha256" in differing.stdout
+    assert "repeats_sha256" in differing.stdout
 
 
 @pytest.mark.docker
