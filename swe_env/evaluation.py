@@ -158,7 +158,7 @@ def _write_official(rundir: RunDir, suffix: str, episodes: Sequence[Episode], ta
     known = [one for one in episodes if one.task_id in by_id and (one.grade or one.patch)]
     if not known:
         return
-    model = known[0].policy
+    model = known[0].policy.removeprefix("vllm:")
     patches = {episode.task_id: episode.patch for episode in known}
     write_predictions(out / f"predictions{suffix.replace('.', '-')}.jsonl", model, patches)
     for episode in known:
