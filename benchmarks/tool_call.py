@@ -19,7 +19,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from sandboxes.docker import DockerEngine, DockerSandbox
+from sandboxes.docker import DockerEngine, Sandbox
 from sandboxes.engine import ensure_base_image, ensure_engine
 from sandboxes.protocol import Limits
 
@@ -38,7 +38,7 @@ def sdk_exec(api: Any, container: str, command: str) -> None:
         raise RuntimeError(f"{command} failed")
 
 
-async def measure(sandbox: DockerSandbox, api: Any, calls: int) -> dict[str, dict[str, list[float]]]:
+async def measure(sandbox: Sandbox, api: Any, calls: int) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of each call, by command and way."""
     times: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in COMMANDS}
     for _ in range(calls):

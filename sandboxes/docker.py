@@ -25,16 +25,18 @@ import trio
 from docker.errors import APIError, DockerException
 from docker.types import Ulimit
 
+from sandboxes.binaries import binary
+from sandboxes.isolation import MASKED_PATHS, READ_ONLY_PATHS, rlimits, shared_memory, sysctls
 from sandboxes.protocol import (
     EngineUnavailable,
-    ExecResult,
     ImageUnavailable,
     Limits,
+    Sandbox,
     SandboxError,
     SandboxLost,
 )
 from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label, remove_orphans, remove_run
-from sandboxes.supervisor import supervisor_binary
+from sandboxes.seccomp import docker_profile
 from sandboxes.wire import Session
 
 T = TypeVar("T")
@@ -49,61 +51,8 @@ THREADS = 16
 """Containers created or removed at once. Starting is the engine's bottleneck; more only queue inside it."""
 
 
-class DockerSandbox:
-    """A container with a supervisor in it. Implements :class:`sandboxes.protocol.Sandbox`."""
-
-    def __init__(self, session: Session, *, id: str, image_id: str, workdir: str) -> None:
-        self._session = session
-        self._id, self._image_id, self._workdir = id, image_id, workdir
-
-    @property
-    def id(self) -> str:
-        """Name of the container."""
-        return self._id
-
-    @property
-    def image_id(self) -> str:
-        """Content digest of the image that it was made from."""
-        return self._image_id
-
-    @property
-    def workdir(self) -> str:
-        """Directory that a session starts in."""
-        return self._workdir
-
-    async def run(
-        self,
-        command: str | bytes,
-        *,
-        timeout: float = 60.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        output_limit: int = 64 << 10,
-        session: bool = True,
-    ) -> ExecResult:
-        return await self._session.run(
-            command,
-            timeout=timeout,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            output_limit=output_limit,
-            session=session,
-        )
-
-    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        return await self._session.read(path, limit=limit)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._session.write(path, data, mode=mode)
-
-    async def kill_all(self) -> None:
-        await self._session.kill_all()
-
-
 class DockerEngine:
-    """A connection to a Docker engine. Obtained from :meth:`connect`."""
+    """A connection to a Docker engine: a :class:`sandboxes.protocol.Engine`. From :meth:`connect`."""
 
     def __init__(self, api: Any, address: str, run_id: str, supervisor: Path) -> None:
         self._api = api
@@ -131,7 +80,7 @@ class DockerEngine:
             api = await trio.to_thread.run_sync(open_client)
         except (DockerException, requests.RequestException, OSError) as error:
             raise _unreachable(address) from error
-        supervisor = await trio.to_thread.run_sync(supervisor_binary)
+        supervisor = await trio.to_thread.run_sync(binary, "supervisor")
         await remove_orphans(api)
         try:
             yield cls(api, address, run_id, supervisor)
@@ -149,17 +98,17 @@ class DockerEngine:
         limits: Limits,
         env: Mapping[str, str] | None = None,
         network: bool = False,
-    ) -> AsyncGenerator[DockerSandbox]:
+    ) -> AsyncGenerator[Session]:
         """A started container of `image`, removed on exit (also when cancelled, at any point).
 
-        `workdir` is created if the image lacks it; `env` is added to the image's. `network` is for
-        building images, never for an agent. Raises :class:`ImageUnavailable`, :class:`EngineUnavailable`,
-        or :class:`SandboxLost` when the engine could not start it.
+        `workdir` is created if the image lacks it; `env` is added to the image's. Raises
+        :class:`ImageUnavailable`, :class:`EngineUnavailable`, or :class:`SandboxLost` when the engine could
+        not start it.
         """
         name = f"swe-env-{secrets.token_hex(6)}"  # ours, so that it can be removed whatever create() said
         stream: AttachStream | None = None
         try:
-            config = self._config(image, workdir, limits, dict(env or {}), network)
+            config = self._config(image, workdir, limits, dict(env or {}))
             image_id = await self.image_id(image)
             stream = AttachStream(await self._thread(lambda: self._start(name, config), image))
             born = time.time()
@@ -168,8 +117,7 @@ class DockerEngine:
             async def why() -> str:
                 return await self._why_gone(name, born, attached)
 
-            session = Session(stream, name=name, why=why)
-            yield DockerSandbox(session, id=name, image_id=image_id, workdir=workdir)
+            yield Session(stream, id=name, image_id=image_id, workdir=workdir, why=why)
         finally:
             with trio.move_on_after(TEARDOWN_SECONDS, shield=True):
                 if stream is not None:
@@ -178,7 +126,7 @@ class DockerEngine:
                     self._remove, name, abandon_on_cancel=True, limiter=self._limiter
                 )
 
-    async def commit(self, sandbox: DockerSandbox, *, tag: str, labels: Mapping[str, str]) -> str:
+    async def commit(self, sandbox: Sandbox, *, tag: str, labels: Mapping[str, str]) -> str:
         """Make the sandbox's files an image `tag` and return its id. Processes are paused meanwhile."""
         # A container's labels pass to its image; with the owner's a stranger's container would be reaped.
         marks = {**labels, RUN_LABEL: "", OWNER_LABEL: ""}
@@ -199,24 +147,26 @@ class DockerEngine:
         image = await self._thread(lambda: self._api.inspect_image(name), name)
         return dict(image["Config"].get("Labels") or {})
 
-    def _config(
-        self, image: str, workdir: str, limits: Limits, env: dict[str, str], network: bool
-    ) -> dict[str, Any]:
+    def _config(self, image: str, workdir: str, limits: Limits, env: dict[str, str]) -> dict[str, Any]:
         host = self._api.create_host_config(
             binds={str(self._supervisor): {"bind": SUPERVISOR, "mode": "ro"}},
-            network_mode="bridge" if network else "none",
-            # The three that the supervisor needs to be out of the commands' reach; they get none.
+            network_mode="none",
+            # What the supervisor needs to be out of the commands' reach; they get none.
             cap_drop=["ALL"],
-            cap_add=["SETUID", "SETGID", "KILL"],
-            security_opt=["no-new-privileges"],
+            cap_add=["SETUID", "SETGID", "KILL", "CHOWN"],
+            security_opt=["no-new-privileges", f"seccomp={docker_profile()}"],
+            sysctls=sysctls(limits),
+            tmpfs={"/dev/shm": shared_memory(limits)},
             mem_limit=limits.memory,
             memswap_limit=limits.memory,
             nano_cpus=int(limits.cpus * 1e9),
             pids_limit=limits.pids,
-            ulimits=[Ulimit(name="fsize", soft=limits.file_size, hard=limits.file_size)],
+            ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in rlimits(limits).items()],
             log_config={"Type": "none"},
             auto_remove=True,
         )
+        # The engine's interface has these two, the SDK does not.
+        host = {**host, "MaskedPaths": list(MASKED_PATHS), "ReadonlyPaths": list(READ_ONLY_PATHS)}
         config = self._api.create_container_config(
             image,
             [],

@@ -9,6 +9,7 @@ comes back as an :class:`ExecResult`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
@@ -46,6 +47,8 @@ class Limits(BaseModel):
     """Processes and threads alive at once."""
     file_size: int = 4 << 30
     """Largest file that can be written [bytes]."""
+    disk: int = 2 << 30
+    """All that can be written [bytes]. Counts as memory (oci backend), or has no limit (Docker on ext4)."""
 
 
 class ExecResult(BaseModel):
@@ -98,6 +101,11 @@ class Sandbox(Protocol):
         ...
 
     @property
+    def image_id(self) -> str:
+        """Content digest of the image that it was made from."""
+        ...
+
+    @property
     def workdir(self) -> str:
         """Where commands start, and what relative paths mean to the agent's tools."""
         ...
@@ -138,4 +146,51 @@ class Sandbox(Protocol):
 
     async def kill_all(self) -> None:
         """End every process in the sandbox but its supervisor; nothing runs when this returns."""
+        ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A sandbox whose changes the backend can see, and lay on its image again."""
+
+    def with_changes_below(self, directory: str) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox of the same image with what was changed below `directory`, and nothing else."""
+        ...
+
+
+@runtime_checkable
+class Warming(Protocol):
+    """An engine that can start sandboxes ahead of need."""
+
+    def prepare(
+        self, image: str, *, workdir: str, limits: Limits, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start one for the next who asks for one like it. Returns at once."""
+        ...
+
+
+class Engine(Protocol):
+    """Where sandboxes come from: one backend, for the sandboxes of one run."""
+
+    def sandbox(
+        self, image: str, *, workdir: str, limits: Limits, env: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A started sandbox of `image`, gone on exit (also when cancelled, at any point).
+
+        `workdir` is created if the image lacks it; `env` is added to the image's. Raises
+        :class:`ImageUnavailable`, :class:`EngineUnavailable`, or :class:`SandboxLost` when it could not be
+        started.
+        """
+        ...
+
+    async def commit(self, sandbox: Sandbox, *, tag: str, labels: Mapping[str, str]) -> str:
+        """Make the sandbox's files an image `tag` and return its id. Processes are paused meanwhile."""
+        ...
+
+    async def image_id(self, name: str) -> str:
+        """Content digest of an image that is here. Raises :class:`ImageUnavailable`."""
+        ...
+
+    async def image_labels(self, name: str) -> dict[str, str]:
+        """Labels of an image that is here. Raises :class:`ImageUnavailable`."""
         ...

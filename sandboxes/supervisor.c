@@ -231,6 +231,8 @@ static void become_supervisor(void) {
     syscall(SYS_capget, &header, data);
     /* A uid of our own, because a command that shares it may kill, trace or starve us (prlimit NOFILE 0). */
     if (getuid() == 0 && (data[0].permitted & needed) == needed) {
+        /* Files in /dev are kernel memory that no kill frees: commands could fill the limit and have us killed. */
+        if (chown("/dev", OWN_ID, OWN_ID)) {} /* without CAP_CHOWN, or read-only: the backend's to see to */
         prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
         if (setgroups(0, NULL) || setresgid(OWN_ID, OWN_ID, OWN_ID) || setresuid(OWN_ID, OWN_ID, OWN_ID)) _exit(125);
         drop_capabilities(needed);

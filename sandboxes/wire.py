@@ -63,20 +63,41 @@ class _Broken(Exception):
 
 
 class Session:
-    """Calls to one supervisor. Methods as in :class:`sandboxes.protocol.Sandbox`, errors too.
+    """Calls to one supervisor: a :class:`sandboxes.protocol.Sandbox`.
 
     `why` is asked when the stream ends: it returns what the backend knows about the cause, or "".
     """
 
     def __init__(
-        self, stream: ByteStream, *, name: str, why: Callable[[], Awaitable[str]] | None = None
+        self,
+        stream: ByteStream,
+        *,
+        id: str,
+        image_id: str = "",
+        workdir: str = "/",
+        why: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self._stream = stream
-        self._name = name
+        self._id, self._image_id, self._workdir = id, image_id, workdir
         self._why = why
         self._lock = trio.Lock()
         self._buffer = bytearray()
         self._dead: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Name of the container."""
+        return self._id
+
+    @property
+    def image_id(self) -> str:
+        """Content digest of the image that it was made from."""
+        return self._image_id
+
+    @property
+    def workdir(self) -> str:
+        """Directory that a session starts in."""
+        return self._workdir
 
     async def run(
         self,
@@ -153,7 +174,7 @@ class Session:
             parts.append(body)
         async with self._lock:
             if self._dead:
-                raise SandboxLost(f"sandbox {self._name} is lost: {self._dead}")
+                raise SandboxLost(f"sandbox {self._id} is lost: {self._dead}")
             self._dead = "an earlier call was cancelled"  # stays if this one is
             broken = f"it did not answer within {timeout + GRACE:.0f} s"
             reply = None
@@ -165,11 +186,11 @@ class Session:
             if reply is None:
                 self._dead = broken
                 self._dead = await self._reason(broken)
-                raise SandboxLost(f"sandbox {self._name} is lost: {self._dead}")
+                raise SandboxLost(f"sandbox {self._id} is lost: {self._dead}")
             self._dead = None
         if reply.flags & _NO_FORK:
             reason = os.strerror(reply.status)
-            raise SandboxLost(f"sandbox {self._name} cannot start a process ({reason}): raise its limits")
+            raise SandboxLost(f"sandbox {self._id} cannot start a process ({reason}): raise its limits")
         return reply
 
     async def _exchange(self, parts: list[bytes], limit: int) -> _Reply:

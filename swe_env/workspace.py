@@ -15,9 +15,8 @@ from typing import Protocol
 
 import trio
 
-from sandboxes.docker import DockerEngine, DockerSandbox
-from sandboxes.protocol import ImageUnavailable, Limits, Sandbox
-from sandboxes.repository import RECIPE, Baseline, RepositoryError, lay_out, seal
+from sandboxes.protocol import Engine, ImageUnavailable, Layered, Limits, Sandbox, Warming
+from sandboxes.repository import RECIPE, Baseline, Patch, RepositoryError, capture, lay_out, seal
 from tasks.model import ImageRef, InlineRepo, TaskView
 
 ENVIRONMENT = {
@@ -43,6 +42,20 @@ class Workspace:
     baseline: Baseline
     image_id: str
     """Content digest of the image that the repository came from (or was laid out in)."""
+    started_sealed: bool = True
+    """The recorded start is in the sandbox's image, and not only in the sandbox."""
+
+    async def capture(self) -> Patch:
+        """What was changed since the start; ends every process. Raises `PatchError` and `SandboxLost`.
+
+        Where the backend sees the changes, they are read in a fresh sandbox, by programs that the agent never
+        had in its hands.
+        """
+        await self.sandbox.kill_all()
+        if self.started_sealed and isinstance(self.sandbox, Layered):
+            async with self.sandbox.with_changes_below(self.baseline.workdir) as fresh:
+                return await capture(fresh, self.baseline)
+        return await capture(self.sandbox, self.baseline)
 
 
 class Images(Protocol):
@@ -56,34 +69,44 @@ class Images(Protocol):
 class Workspaces:
     """Opens workspaces on one engine."""
 
-    def __init__(self, engine: DockerEngine, base_image: str, images: Images | None = None) -> None:
+    def __init__(
+        self, engine: Engine, base_image: str, images: Images | None = None, *, setup_once: bool = False
+    ) -> None:
         """`base_image`: what inline repositories are laid out in. `images`: sees to it that a task's image
-        is here; None if all are."""
+        is here; None if all are. `setup_once`: an inline repository is laid out, set up and sealed once, and
+        its sandboxes start from there; else each does it again."""
         self._engine = engine
         self._base_image = base_image
         self._images = images
+        self._setup_once = setup_once
         self._sealing: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
     @asynccontextmanager
-    async def open(self, view: TaskView) -> AsyncGenerator[Workspace]:
-        """A fresh sandbox with the task's repository. Raises `ImageUnavailable`, `SandboxLost`,
-        `EngineUnavailable` and :class:`RepositoryError`: all infrastructure's."""
+    async def open(self, view: TaskView, *, again: bool = False) -> AsyncGenerator[Workspace]:
+        """A fresh sandbox with the task's repository; `again` says that another one will be wanted.
+
+        Raises `ImageUnavailable`, `SandboxLost`, `EngineUnavailable` and :class:`RepositoryError`: all
+        infrastructure's.
+        """
         match view.image:
             case ImageRef(name=name):
                 async with self._images.holding(name) if self._images else nullcontext():
                     origin, image, baseline = await self._sealed_image(name, view)
-                    async with self._sandbox(image, view, view.limits) as sandbox:
+                    async with self._sandbox(image, view, view.limits, again) as sandbox:
                         yield Workspace(sandbox, baseline, origin)
-            case InlineRepo(files=files):
-                async with self._sandbox(self._base_image, view, view.limits) as sandbox:
-                    await lay_out(sandbox, view.workdir, files)
-                    await _set_up(sandbox, view)
-                    baseline = await seal(sandbox, view.workdir, view.base_commit)
-                    yield Workspace(sandbox, baseline, sandbox.image_id)
+            case InlineRepo() if self._setup_once:
+                origin, image, baseline = await self._sealed_image(self._base_image, view)
+                async with self._sandbox(image, view, view.limits, again) as sandbox:
+                    yield Workspace(sandbox, baseline, origin)
+            case InlineRepo():
+                async with self._sandbox(self._base_image, view, view.limits, again) as sandbox:
+                    baseline = await _prepare(sandbox, view)
+                    yield Workspace(sandbox, baseline, sandbox.image_id, started_sealed=False)
 
     async def _sealed_image(self, name: str, view: TaskView) -> tuple[str, str, Baseline]:
         origin = await self._engine.image_id(name)
-        recipe = "\0".join([origin, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
+        files = view.image.model_dump_json()
+        recipe = "\0".join([origin, files, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
         tag = f"swe-env/sealed:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
         async with self._sealing[tag]:  # several episodes of one task start together: seal once
             return origin, tag, await self._seal(tag, name, view)
@@ -95,22 +118,32 @@ class Workspaces:
         except (ImageUnavailable, KeyError):
             pass
         async with self._sandbox(name, view, _SEALING) as sandbox:
-            await _set_up(sandbox, view)
-            baseline = await seal(sandbox, view.workdir, view.base_commit)
+            baseline = await _prepare(sandbox, view)
             await self._engine.commit(sandbox, tag=tag, labels={_BASELINE_LABEL: baseline.tree})
         return baseline
 
     @asynccontextmanager
-    async def _sandbox(self, image: str, view: TaskView, limits: Limits) -> AsyncGenerator[DockerSandbox]:
+    async def _sandbox(
+        self, image: str, view: TaskView, limits: Limits, again: bool = False
+    ) -> AsyncGenerator[Sandbox]:
         async with self._engine.sandbox(
             image, workdir=view.workdir, limits=limits, env=ENVIRONMENT
         ) as sandbox:
+            if again and isinstance(self._engine, Warming):
+                self._engine.prepare(image, workdir=view.workdir, limits=limits, env=ENVIRONMENT)
             yield sandbox
 
 
+async def _prepare(sandbox: Sandbox, view: TaskView) -> Baseline:
+    """Lay the repository out where it is not in the image, set it up, and record its start."""
+    if isinstance(view.image, InlineRepo):
+        await lay_out(sandbox, view.workdir, view.image.files)
+    if view.setup:
+        await _set_up(sandbox, view)
+    return await seal(sandbox, view.workdir, view.base_commit)
+
+
 async def _set_up(sandbox: Sandbox, view: TaskView) -> None:
-    if not view.setup:
-        return
     result = await sandbox.run(view.setup, timeout=900, session=False)
     if result.exit_code != 0:
         raise RepositoryError(

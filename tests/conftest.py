@@ -6,16 +6,19 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trio
 
+from sandboxes.docker import DockerEngine
 from sandboxes.engine import ensure_base_image, ensure_engine
+from sandboxes.oci import OciEngine, lacking
+from sandboxes.protocol import Engine
 from swe_env.serve import Server, serve
 
 CONTEXT = 8192
@@ -37,6 +40,27 @@ class RunningModel:
     url: str
     model_dir: Path
     context: int
+
+
+Backend = Literal["docker", "oci"]
+
+
+@pytest.fixture(params=["docker", "oci"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every backend in turn: what holds for one must hold for all."""
+    if request.param == "oci" and (reason := lacking()):
+        pytest.skip(reason)
+    return request.param
+
+
+@asynccontextmanager
+async def connected(backend: Backend, run_id: str) -> AsyncGenerator[Engine]:
+    if backend == "docker":
+        async with DockerEngine.connect(run_id=run_id) as engine:
+            yield engine
+    else:
+        async with OciEngine.connect() as engine:
+            yield engine
 
 
 @pytest.fixture(scope="session")

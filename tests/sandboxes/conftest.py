@@ -14,8 +14,9 @@ import pytest
 import trio
 from docker.errors import ImageNotFound
 
-from sandboxes.docker import DockerEngine, DockerSandbox
-from sandboxes.protocol import Limits
+from sandboxes.docker import DockerEngine
+from sandboxes.protocol import Limits, Sandbox
+from tests.conftest import Backend, connected
 
 T = TypeVar("T")
 Sandboxed = Callable[..., Any]
@@ -65,9 +66,9 @@ def bashless_image(base_image: str) -> str:
 
 
 @pytest.fixture
-def sandboxed(base_image: str, request: pytest.FixtureRequest) -> Sandboxed:
+def sandboxed(base_image: str, backend: Backend, request: pytest.FixtureRequest) -> Sandboxed:
     def run(
-        body: Callable[[DockerSandbox], Awaitable[T]],
+        body: Callable[[Sandbox], Awaitable[T]],
         *,
         image: str = base_image,
         limits: Limits | None = None,
@@ -75,7 +76,7 @@ def sandboxed(base_image: str, request: pytest.FixtureRequest) -> Sandboxed:
         async def main() -> T:
             with trio.fail_after(TEST_SECONDS):
                 async with (
-                    DockerEngine.connect(run_id=f"test-{request.node.name}") as engine,
+                    connected(backend, f"test-{request.node.name}") as engine,
                     engine.sandbox(image, workdir=WORKDIR, limits=limits or Limits()) as sandbox,
                 ):
                     return await body(sandbox)

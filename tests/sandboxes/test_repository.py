@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from sandboxes.docker import DockerSandbox
+from sandboxes.protocol import Sandbox
 from sandboxes.repository import Baseline, Patch, apply, capture, restore, seal
 from tests.sandboxes.conftest import Sandboxed
 
@@ -35,7 +35,7 @@ git reset -q --hard base
 git rev-parse base
 """
 
-Body = Callable[[DockerSandbox, Baseline], Awaitable[None]]
+Body = Callable[[Sandbox, Baseline], Awaitable[None]]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def sealed(sandboxed: Sandboxed) -> Callable[[Body], None]:
     """Run a body in a sandbox whose repository with a rich past is sealed at its base commit."""
 
     def run(body: Body) -> None:
-        async def in_sandbox(sandbox: DockerSandbox) -> None:
+        async def in_sandbox(sandbox: Sandbox) -> None:
             made = await sandbox.run(HISTORY, session=False)
             assert made.exit_code == 0, made.text
             await body(sandbox, await seal(sandbox, "/testbed", made.text.split()[-1]))
@@ -53,12 +53,12 @@ def sealed(sandboxed: Sandboxed) -> Callable[[Body], None]:
     return run
 
 
-async def text(sandbox: DockerSandbox, command: str) -> str:
+async def text(sandbox: Sandbox, command: str) -> str:
     return (await sandbox.run(command, cwd="/testbed")).text
 
 
 def test_no_object_of_the_future_is_left_anywhere(sealed: Callable[[Body], None]) -> None:  # T09
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         every = "git cat-file --batch-all-objects --batch --unordered 2>/dev/null | grep -ac FIXTEXT"
         assert (await text(sandbox, every)).strip() == "0"
         assert (
@@ -85,7 +85,7 @@ def test_alternates_and_submodules_lead_to_no_future_either(sandboxed: Sandboxed
     git -C part fetch -q; cat .git/objects/info/alternates >&2; git rev-parse base
     """
 
-    async def body(sandbox: DockerSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
         made = await sandbox.run(script, session=False)
         assert made.exit_code == 0, made.text
         baseline = await seal(sandbox, "/testbed", made.text.split()[-1])
@@ -103,7 +103,7 @@ def test_alternates_and_submodules_lead_to_no_future_either(sandboxed: Sandboxed
 def test_a_worktree_does_not_lead_to_its_repositorys_future(sandboxed: Sandboxed) -> None:
     script = HISTORY + "git -C /testbed worktree add -q /tree base; git -C /tree rev-parse HEAD"
 
-    async def body(sandbox: DockerSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
         made = await sandbox.run(script, session=False)
         await seal(sandbox, "/tree", made.text.split()[-1])
         found = await sandbox.run(
@@ -116,7 +116,7 @@ def test_a_worktree_does_not_lead_to_its_repositorys_future(sandboxed: Sandboxed
 
 
 def test_the_past_is_still_there_with_its_branch_and_old_tags(sealed: Callable[[Body], None]) -> None:
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         assert (await text(sandbox, "git log --format=%s trunk")).split()[-2:] == ["base", "first"]
         assert set((await text(sandbox, "git tag")).split()) == {"v1", "base", "late"}
         assert (await text(sandbox, "git describe --tags --match 'v*'")).startswith("v1-")
@@ -130,7 +130,7 @@ def test_the_past_is_still_there_with_its_branch_and_old_tags(sealed: Callable[[
 def test_the_start_is_clean_and_changes_of_the_image_are_not_in_the_patch(
     sandboxed: Sandboxed,
 ) -> None:  # T18
-    async def body(sandbox: DockerSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
         made = await sandbox.run(
             HISTORY + "echo dirty >>a.py; echo new >new.py; git rev-parse base", session=False
         )
@@ -171,7 +171,7 @@ def test_a_patch_brings_another_start_to_the_same_bytes(sandboxed: Sandboxed, af
         r"-a \( -type l -printf '\n' -o -exec sha1sum {} \; \) | grep -v kept | sort"
     )
 
-    async def body(sandbox: DockerSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
         made = await sandbox.run(HISTORY + "rm -rf vendored; git rev-parse base", session=False)
         commit = made.text.split()[-1]
         baseline = await seal(sandbox, "/testbed", commit)
@@ -192,7 +192,7 @@ def test_a_patch_brings_another_start_to_the_same_bytes(sandboxed: Sandboxed, af
 def test_ignored_files_are_counted_and_left_out_but_tracked_ones_are_not(
     sealed: Callable[[Body], None],
 ) -> None:  # T13
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         await sandbox.run(
             "mkdir build; echo o >build/o; echo l >x.log; echo y >kept.log; echo fix >a.py", cwd="/testbed"
         )
@@ -203,7 +203,7 @@ def test_ignored_files_are_counted_and_left_out_but_tracked_ones_are_not(
 
 
 def test_files_in_a_nested_repository_are_files(sealed: Callable[[Body], None]) -> None:
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         await sandbox.run("git init -q lib && echo n >lib/n.py && git -C lib add . ", cwd="/testbed")
         assert (await capture(sandbox, baseline)).paths == ["lib/n.py"]
         assert (await sandbox.run("test -d lib/.git", cwd="/testbed")).exit_code == 0
@@ -212,7 +212,7 @@ def test_files_in_a_nested_repository_are_files(sealed: Callable[[Body], None]) 
 
 
 def test_an_edit_in_the_same_second_and_of_the_same_size_is_seen(sandboxed: Sandboxed) -> None:
-    async def body(sandbox: DockerSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
         await sandbox.write("/testbed/a.py", b"x = 1\n")
         baseline = await seal(sandbox, "/testbed", None)
         await sandbox.write("/testbed/a.py", b"x = 2\n")
@@ -223,7 +223,7 @@ def test_an_edit_in_the_same_second_and_of_the_same_size_is_seen(sandboxed: Sand
 
 
 def test_nothing_changed_is_an_empty_patch(sealed: Callable[[Body], None]) -> None:
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         assert (await capture(sandbox, baseline)).data == b""
 
     sealed(body)
@@ -232,7 +232,7 @@ def test_nothing_changed_is_an_empty_patch(sealed: Callable[[Body], None]) -> No
 def test_a_patch_that_lost_its_last_newline_still_applies_exactly(
     sealed: Callable[[Body], None],
 ) -> None:  # T15
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         await sandbox.write("/testbed/a.py", b"two\nand a line without an end")
         patch = await capture(sandbox, baseline)
         await restore(sandbox, baseline, patch.paths)
@@ -243,7 +243,7 @@ def test_a_patch_that_lost_its_last_newline_still_applies_exactly(
 
 
 def test_a_patch_that_does_not_apply_says_why_and_changes_nothing(sealed: Callable[[Body], None]) -> None:
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         wrong = b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-nine\n+ten\n"
         assert "a.py" in str(await apply(sandbox, baseline, wrong))
         assert (await capture(sandbox, baseline)).data == b""
@@ -252,7 +252,7 @@ def test_a_patch_that_does_not_apply_says_why_and_changes_nothing(sealed: Callab
 
 
 def test_restore_undoes_edits_creations_deletions_and_links(sealed: Callable[[Body], None]) -> None:
-    async def body(sandbox: DockerSandbox, baseline: Baseline) -> None:
+    async def body(sandbox: Sandbox, baseline: Baseline) -> None:
         await sandbox.run("rm -rf pkg; ln -s /tmp pkg; echo z >a.py; echo n >n.py", cwd="/testbed")
         await restore(sandbox, baseline, (await capture(sandbox, baseline)).paths)
         assert (await capture(sandbox, baseline)).data == b""

@@ -1,0 +1,176 @@
+"""One sandbox's place on this machine: its directory, process, control groups and user ids; and their end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from sandboxes.protocol import SandboxLost
+from sandboxes.wire import ByteStream
+
+RUN = Path("/run/swe-env")
+"""Where sandboxes live: gone after a reboot, as they are."""
+CGROUPS = Path("/sys/fs/cgroup")
+TEARDOWN_SECONDS = 5.0
+"""Longest that leaving a sandbox waits for its end [s]; then its processes are killed one by one."""
+
+
+class Place:
+    """One sandbox's directory, process, control groups and user ids."""
+
+    def __init__(self, engine: Path, name: str, first_id: int) -> None:
+        self.name, self.first_id = name, first_id
+        self.home = engine / name
+        self.cgroup = f"/swe-env/{engine.name}/{name}"
+        self._process: trio.Process | None = None
+
+    @property
+    def stream(self) -> ByteStream:
+        assert self._process is not None
+        return _Pipes(self._process)
+
+    @property
+    def upper(self) -> Path:
+        """The files that differ from the image's, seen through the mount namespace that they are in."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/root{self.home}/up/u")
+
+    async def start(self, argv: list[str]) -> None:
+        with (self.home / "stderr").open("wb") as errors:
+            self._process = await trio.lowlevel.open_process(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self.home,
+                start_new_session=True,
+            )  # fmt: skip
+
+    async def why(self) -> str:
+        """Why the stream to the supervisor ended; "" if nothing is known."""
+        assert self._process is not None
+        code = await self._process.wait()
+        with suppress(OSError):
+            if said := (self.home / "stderr").read_text(errors="replace").strip():
+                return f"it could not run: {said.splitlines()[-1][:300]}"
+        if code == 128 + signal.SIGKILL or code == -signal.SIGKILL:
+            return "it was killed: from outside, or it ran out of memory (raise Limits.memory)"
+        return f"its supervisor exited with status {code}"
+
+    async def end(self) -> None:
+        """Let it end, make it end, and remove what it was."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            await self._process.stdin.aclose()
+            await self._process.stdout.aclose()
+            with trio.move_on_after(TEARDOWN_SECONDS):
+                await self._process.wait()
+        await trio.to_thread.run_sync(self.clear)
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+
+    def pids(self) -> list[int]:
+        assert self._process is not None
+        inside = [int(pid) for root in controllers() for pid in _read_pids(root / self.cgroup[1:])]
+        return [self._process.pid, *inside]
+
+    def clear(self) -> None:
+        remove_cgroups(self.cgroup)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """No process of the sandbox runs while the block does."""
+        version1, version2 = CGROUPS / "freezer" / self.cgroup[1:], CGROUPS / self.cgroup[1:]
+        if version1.is_dir():
+            file, stop, go = version1 / "freezer.state", "FROZEN", "THAWED"
+        else:
+            file, stop, go = version2 / "cgroup.freeze", "1", "0"
+        try:
+            file.write_text(stop)
+            deadline = time.monotonic() + 1
+            while (
+                file.name == "freezer.state"
+                and file.read_text().strip() != stop
+                and time.monotonic() < deadline
+            ):
+                time.sleep(0.001)
+            yield
+        except FileNotFoundError as error:
+            raise SandboxLost(f"sandbox {self.name} is lost: {error.filename} is gone") from None
+        finally:
+            with suppress(OSError):
+                file.write_text(go)
+
+
+class _Pipes:
+    """A process's stdin and stdout as one stream."""
+
+    def __init__(self, process: trio.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._in, self._out = process.stdin, process.stdout
+
+    async def send_all(self, data: bytes) -> None:
+        await self._in.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None, /) -> bytes | bytearray:
+        return await self._out.receive_some(max_bytes)
+
+
+def cgroups_writable() -> bool:
+    """Whether this process may make control groups that limit memory."""
+    return os.access(CGROUPS, os.W_OK) and bool(controllers())
+
+
+def controllers() -> list[Path]:
+    """Roots of the hierarchies that limit memory (version 1 and 2 are laid out differently)."""
+    return [root for root in (CGROUPS / "memory", CGROUPS) if (root / "cgroup.procs").exists()]
+
+
+def end_starting(home: Path) -> None:
+    """End the runtimes below a directory first: one that is still starting would make more to remove."""
+    found, deadline = True, time.monotonic() + TEARDOWN_SECONDS
+    while found and time.monotonic() < deadline:
+        found = False
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if home in (process / "cwd").readlink().parents:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    found = (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        time.sleep(0.001)
+
+
+def remove_cgroups(path: str) -> None:
+    """End the processes below a control group and remove it from every hierarchy."""
+    roots = [CGROUPS, *(root for root in CGROUPS.iterdir() if root.is_dir())]
+    tops = [top for root in roots if (top := root / path[1:]).is_dir()]
+    groups = [
+        group for top in tops for group in [*sorted(top.rglob("*/"), reverse=True), top] if group.is_dir()
+    ]
+    deadline = time.monotonic() + TEARDOWN_SECONDS
+    for group in groups:
+        while time.monotonic() < deadline:
+            for pid in _read_pids(group):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                group.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:  # its processes are on their way out
+                time.sleep(0.001)
+
+
+def _read_pids(group: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []

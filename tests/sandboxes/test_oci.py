@@ -1,0 +1,310 @@
+"""What the daemonless backend adds: snapshots and forks, life without an engine, and leaving nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+
+from sandboxes import oci, oci_images, oci_place
+from sandboxes.oci import OciEngine, OciSandbox, lacking
+from sandboxes.protocol import ImageUnavailable, Limits, SandboxLost
+from tests.sandboxes.conftest import REPOSITORY, WORKDIR
+
+pytestmark = [pytest.mark.docker, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+
+T = TypeVar("T")
+
+
+def in_engine(body: Callable[[OciEngine], Awaitable[T]], **options: Path) -> T:
+    async def main() -> T:
+        with trio.fail_after(60):
+            async with OciEngine.connect(**options) as engine:
+                return await body(engine)
+
+    return trio.run(main)
+
+
+def in_sandbox(image: str, body: Callable[[OciSandbox], Awaitable[T]]) -> T:
+    async def inside(engine: OciEngine) -> T:
+        async with engine.sandbox(image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            return await body(sandbox)
+
+    return in_engine(inside)
+
+
+# ---- snapshot and fork -----------------------------------------------------------------------------------
+
+
+def test_a_fork_has_the_files_directory_and_environment_and_goes_its_own_way(base_image: str) -> None:
+    async def body(sandbox: OciSandbox) -> None:
+        await sandbox.run("mkdir 'a b'; cd 'a b'; export X=$'one\\ntwo'; echo parent >file; rm /etc/hostname")
+        async with sandbox.fork() as child:
+            assert (await child.run('pwd; echo "$X"; cat file; ls /etc/hostname')).text.startswith(
+                f"{WORKDIR}/a b\none\ntwo\nparent\nls: cannot access"
+            )
+            await child.run("echo child >file")
+            await sandbox.run("echo later >>file")
+            assert await child.read(f"{WORKDIR}/a b/file") == b"child\n"
+        assert await sandbox.read(f"{WORKDIR}/a b/file") == b"parent\nlater\n"
+
+    in_sandbox(base_image, body)
+
+
+def test_any_number_of_sandboxes_start_from_a_snapshot(base_image: str) -> None:
+    async def body(engine: OciEngine) -> list[str]:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            await sandbox.run(
+                "echo expensive >result; chmod 4755 result; chown 7:8 result; ln -s /nowhere link"
+            )
+            snapshot = await sandbox.snapshot()
+        seen: list[str] = []
+
+        async def look() -> None:
+            async with engine.sandbox(snapshot, workdir=WORKDIR, limits=Limits()) as child:
+                seen.append((await child.run("cat result; stat -c '%a %u %g' result; readlink link")).text)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(look)
+        return seen
+
+    assert in_engine(body) == ["expensive\n4755 0 0\n/nowhere\n"] * 5
+
+
+def test_a_snapshot_without_a_name_goes_with_its_engine(base_image: str, tmp_path: Path) -> None:
+    async def body(engine: OciEngine) -> None:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            await sandbox.run("echo x >file")
+            await sandbox.snapshot()
+        assert list(tmp_path.glob("snapshots/*/*/work/file"))
+
+    in_engine(body, state=tmp_path)
+    assert not list(tmp_path.glob("snapshots/*/*"))
+
+
+def test_processes_are_paused_and_not_copied_by_a_snapshot(base_image: str) -> None:
+    async def body(engine: OciEngine) -> None:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            await sandbox.run(
+                "(i=0; while true; do i=$((i+1)); echo $i >>a; sleep 0.01; done) >/dev/null 2>&1 &"
+            )
+            await trio.sleep(0.1)
+            snapshot = await sandbox.snapshot()
+            first = await sandbox.read("a")
+            await trio.sleep(0.1)
+            assert await sandbox.read("a") != first, "it goes on afterwards"
+            async with engine.sandbox(snapshot, workdir=WORKDIR, limits=Limits()) as child:
+                assert (await child.run("ps -e --no-headers | grep -vc ' ps$'")).text.strip() <= "3"
+
+    in_engine(body)
+
+
+# ---- without Docker --------------------------------------------------------------------------------------
+
+
+def test_an_image_known_once_runs_without_an_engine(
+    base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(engine: OciEngine) -> str:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            return (await sandbox.run("echo here")).text
+
+    assert in_engine(body, state=tmp_path) == "here\n"
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert in_engine(body, state=tmp_path) == "here\n"
+    with pytest.raises(ImageUnavailable, match="no Docker engine to ask"):
+        in_engine(body, state=tmp_path / "empty")
+
+
+def test_layers_that_cannot_be_reached_are_exported_once(
+    base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci_images, "_reachable_layers", lambda about: None)
+
+    async def body(engine: OciEngine) -> str:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            return (await sandbox.run("python3 -c 'print(6 * 7)'; stat -c %u /usr/bin/su")).text
+
+    assert in_engine(body, state=tmp_path) == "42\n0\n"
+    [layer] = (tmp_path / "layers").iterdir()
+    made = layer.stat().st_ctime_ns
+    assert in_engine(body, state=tmp_path) == "42\n0\n"
+    assert layer.stat().st_ctime_ns == made
+
+
+def test_a_layer_that_was_removed_meanwhile_is_said_in_one_line(base_image: str, tmp_path: Path) -> None:
+    async def body(engine: OciEngine) -> None:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            await sandbox.run("echo x >file")
+            snapshot = await sandbox.snapshot()
+        for layer in tmp_path.glob("snapshots/*/*"):
+            layer.rename(tmp_path / "elsewhere")
+        with pytest.raises(SandboxLost, match=r"cannot open the layer .*: No such file"):
+            async with engine.sandbox(snapshot, workdir=WORKDIR, limits=Limits()):
+                pass
+
+    in_engine(body, state=tmp_path)
+
+
+# ---- loss, and leaving nothing ---------------------------------------------------------------------------
+
+
+def leftovers() -> list[str]:
+    """Directories, control groups, mounts and processes of sandboxes whose owner is dead."""
+    groups = [str(path) for path in oci_place.CGROUPS.glob("*/swe-env/*/*") if path.is_dir()]
+    groups += [str(path) for path in oci_place.CGROUPS.glob("swe-env/*/*") if path.is_dir()]
+    homes = [str(path) for path in oci_place.RUN.glob("*/*-*")]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/run/swe-env" in line]
+    return groups + homes + mounts
+
+
+@pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.05, 0.1])
+def test_cancelling_at_any_moment_leaves_nothing(base_image: str, after: float) -> None:
+    async def body(engine: OciEngine) -> None:
+        with trio.move_on_after(after):
+            async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()):
+                await trio.sleep_forever()
+        assert [line for line in leftovers() if f"/{engine.number}/" in line] == []
+
+    in_engine(body)
+
+
+def test_a_killed_runtime_is_a_lost_sandbox_within_a_second(base_image: str) -> None:
+    async def body(sandbox: OciSandbox) -> float:
+        killed = 0.0
+
+        async def kill() -> None:
+            nonlocal killed
+            await trio.sleep(0.3)
+            killed = time.monotonic()
+            for pid in sandbox.pids():
+                with suppress(ProcessLookupError):  # the others may have gone with the first
+                    os.kill(pid, signal.SIGKILL)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            with pytest.raises(SandboxLost, match="it was killed"):
+                await sandbox.run("sleep 60")
+        with pytest.raises(SandboxLost):
+            await sandbox.run("true")
+        return time.monotonic() - killed
+
+    assert in_sandbox(base_image, body) < 1
+
+
+CLIENT = """
+import sys, trio
+from sandboxes.oci import OciEngine
+from sandboxes.protocol import Limits
+
+async def one(engine):
+    while True:
+        async with engine.sandbox(sys.argv[1], workdir="/work", limits=Limits()) as sandbox:
+            await sandbox.run("sleep 7777 & echo $RANDOM >file; sleep 0.05", timeout=5)
+
+async def main():
+    async with OciEngine.connect() as engine:
+        print(engine.number, flush=True)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(one, engine)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_killed_at_a_random_moment_leaves_nothing_after_the_next_start(
+    base_image: str, seed: int
+) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, base_image], stdout=subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert client.stdout is not None
+    number = client.stdout.readline().decode().strip()
+    time.sleep(random.Random(seed).uniform(0, 0.5))
+    if seed % 2:  # the runtimes, too
+        runtimes = subprocess.run(
+            ["pgrep", "-P", str(client.pid)], capture_output=True, text=True, check=False
+        )
+        for pid in runtimes.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+    client.kill()
+    client.wait()
+
+    async def left(engine: OciEngine) -> list[str]:
+        return [line for line in leftovers() if f"/{number}/swe-env-" in line]
+
+    deadline = time.monotonic() + 5
+    # a child of the client that was between fork and exec holds the lock a moment longer
+    while in_engine(left) or b"sleep\x007777" in b"".join(_command_lines()):
+        assert time.monotonic() < deadline, (in_engine(left), "a sandbox outlived its owner")
+        time.sleep(0.05)
+
+
+def _command_lines() -> Iterator[bytes]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield file.read_bytes()
+        except OSError:
+            continue
+
+
+def test_a_living_engines_sandboxes_are_left_alone(base_image: str) -> None:
+    async def body(sandbox: OciSandbox) -> str:
+        async with OciEngine.connect():
+            pass
+        return (await sandbox.run("echo alive")).text
+
+    assert in_sandbox(base_image, body) == "alive\n"
+
+
+# ---- refusals --------------------------------------------------------------------------------------------
+
+
+def test_a_missing_image_is_said_before_anything_starts() -> None:
+    async def body(engine: OciEngine) -> None:
+        with pytest.raises(ImageUnavailable, match="docker pull swe-env/no-such-image:1"):
+            async with engine.sandbox("swe-env/no-such-image:1", workdir=WORKDIR, limits=Limits()):
+                pass
+
+    in_engine(body)
+
+
+def test_without_root_the_cure_is_the_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert lacking() == "it needs root: use --sandbox docker"
+
+
+def test_without_control_groups_the_cure_is_the_other_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(oci_place, "CGROUPS", tmp_path)
+    assert "cannot be written" in lacking()
+
+
+def test_without_runc_the_cure_is_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oci, "runtime", lambda: None)
+    assert lacking() == "runc is missing: `apt-get install runc`"
+
+
+def test_the_disk_is_capped(base_image: str) -> None:
+    async def body(engine: OciEngine) -> str:
+        limits = Limits(disk=8 << 20)
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=limits) as sandbox:
+            return (await sandbox.run("head -c 20M /dev/zero >file; du -m file")).text
+
+    text = in_engine(body)
+    assert "No space left on device" in text
+    assert int(text.split()[-2]) <= 8
