@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from agents.chat import Family
+from sandboxes.backends import Backend
 from sandboxes.engine import ensure_base_image, ensure_engine
 from swe_env import cli_eval
 from swe_env.display import Board, console, program, show_episode, show_table
@@ -36,11 +37,12 @@ tasks_app = typer.Typer(
 def demo(
     out: Annotated[Path, typer.Option(help="Directory of runs.")] = Path("runs/demo"),
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 8,
+    sandbox: Annotated[Backend, typer.Option(help="auto, oci or docker.")] = "auto",
 ) -> None:
     """From nothing to a table: gold, no-op and a served model on every shipped task."""
     from swe_env.demo import run_demo
 
-    run_async(lambda: run_demo(out, concurrency))
+    run_async(lambda: run_demo(out, concurrency, sandbox))
 
 
 @app.command()
@@ -65,6 +67,10 @@ def run(
     turn_tokens: Annotated[int | None, typer.Option(help="Most tokens sampled in a turn [4096].")] = None,
     seconds: Annotated[float | None, typer.Option(help="Wall clock an episode [1800].")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of sampling [1.0].")] = None,
+    sandbox: Annotated[Backend | None, typer.Option(help="auto [default], oci or docker.")] = None,
+    setup_once: Annotated[
+        bool | None, typer.Option("--setup-once", help="Set a task up once, not for every sandbox.")
+    ] = None,
     repo_mirror: Annotated[
         Path | None, typer.Option(help="Clones from which SWE-bench images are built here.")
     ] = None,
@@ -94,6 +100,8 @@ def run(
                     "seconds": seconds,
                 },
                 "sampling": {"temperature": temperature},
+                "sandbox": sandbox,
+                "setup_once": setup_once,
                 "repo_mirror": repo_mirror,
                 "python": python,
             },

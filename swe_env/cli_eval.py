@@ -8,6 +8,7 @@ from typing import Annotated
 import trio
 import typer
 
+from sandboxes.backends import Backend
 from swe_env.display import Board, console, show_evaluation
 from swe_env.grading import Mode
 from swe_env.request import RunRequest, names, read_request
@@ -36,6 +37,7 @@ def evaluate(
     n: Annotated[int | None, typer.Option(help="Attempts an instance [1].")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
     url: Annotated[str | None, typer.Option(help="vLLM server that has --model already.")] = None,
+    sandbox: Annotated[Backend | None, typer.Option(help="auto [default], oci or docker.")] = None,
     repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
     mirror: Annotated[str | None, typer.Option(help="Registry that stands in for Docker Hub.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter to copy into those images.")] = None,
@@ -62,6 +64,7 @@ def evaluate(
         "concurrency": concurrency,
         "url": url,
         "model": model,
+        "sandbox": sandbox,
         "repo_mirror": repo_mirror,
         "mirror": mirror,
         "python": python,
@@ -75,6 +78,7 @@ def grade(
     out: Annotated[Path, typer.Option(help="Run directory.")],
     mode: Annotated[Mode, typer.Option(help="official or strict.")] = "official",
     concurrency: Annotated[int | None, typer.Option(help="Instances at once [8].")] = None,
+    sandbox: Annotated[Backend | None, typer.Option(help="auto [default], oci or docker.")] = None,
     repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
 ) -> None:
     """Grade predictions that somebody else made: `eval --predictions`, for short."""
@@ -84,6 +88,7 @@ def grade(
         "out": out,
         "mode": mode,
         "concurrency": concurrency,
+        "sandbox": sandbox,
         "repo_mirror": repo_mirror,
     }
     _evaluate(guard(lambda: read_request(None, options)))
@@ -96,6 +101,7 @@ def validate_tasks(
     instances: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
     mode: Annotated[Mode, typer.Option(help="strict or official.")] = "strict",
     concurrency: Annotated[int | None, typer.Option(help="Gradings at once [8].")] = None,
+    sandbox: Annotated[Backend | None, typer.Option(help="auto [default], oci or docker.")] = None,
     repo_mirror: Annotated[Path | None, typer.Option(help="Clones from which images are built here.")] = None,
 ) -> None:
     """Grade each task with its gold patch and without a fix, several times; list those not to be trusted."""
@@ -109,6 +115,7 @@ def validate_tasks(
         "instances": names(instances),
         "mode": mode,
         "concurrency": concurrency,
+        "sandbox": sandbox,
         "repo_mirror": repo_mirror,
     }
     request = guard(lambda: read_request(None, options))

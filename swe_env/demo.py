@@ -11,7 +11,10 @@ from typing import Any
 import trio
 
 from agents.loop import Budget
-from sandboxes.engine import ensure_base_image, ensure_engine
+from sandboxes.backends import Backend
+from sandboxes.engine import BASE_IMAGE, ensure_base_image, ensure_engine
+from sandboxes.oci import lacking
+from sandboxes.oci_images import ImageStore
 from swe_env.display import Board, console, program, show_table
 from swe_env.report import render
 from swe_env.request import RunRequest
@@ -24,7 +27,7 @@ CONTEXT = 4096
 """Context of the tiny model [tokens]: a random one only fills it."""
 
 
-async def run_demo(out: Path, concurrency: int) -> None:
+async def run_demo(out: Path, concurrency: int, sandbox: Backend = "auto") -> None:
     """Engine, base image, model, server; then every shipped task with three policies. Prints as it goes.
 
     Awaits everything; cancelling it removes sandboxes and server. Raises what the parts raise.
@@ -34,7 +37,13 @@ async def run_demo(out: Path, concurrency: int) -> None:
 
     async def play(policy: str, **more: Any) -> None:
         request = RunRequest(
-            tasks="shipped", policy=policy, out=where / policy, concurrency=concurrency, budget=budget, **more
+            tasks="shipped",
+            policy=policy,
+            out=where / policy,
+            concurrency=concurrency,
+            budget=budget,
+            sandbox=sandbox,
+            **more,
         )
         await run(request, Board.live, say)
 
@@ -44,7 +53,7 @@ async def run_demo(out: Path, concurrency: int) -> None:
             await play(policy)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_prepare_engine)
+        nursery.start_soon(_prepare_base_image, sandbox)
         nursery.start_soon(_make_model, model)
     async with serve(model, log_path=where / "vllm.log", max_model_len=CONTEXT) as server:
         say(f"vLLM serves {model} at {server.url}")
@@ -71,7 +80,9 @@ def _show(runs: list[RunDir], where: Path) -> None:
     )
 
 
-async def _prepare_engine() -> None:
+async def _prepare_base_image(sandbox: Backend) -> None:
+    if sandbox != "docker" and not lacking() and ImageStore().known(BASE_IMAGE):
+        return  # nothing needs a Docker engine
     await trio.to_thread.run_sync(ensure_engine, say)
     say(f"base image {await trio.to_thread.run_sync(ensure_base_image, say)} is here")
 

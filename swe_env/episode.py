@@ -21,7 +21,7 @@ from agents.policy import Policy, PolicyError
 from agents.prompts import Prompts
 from agents.tools import ToolLimits
 from sandboxes.protocol import Sandbox, SandboxError
-from sandboxes.repository import Patch, PatchError, capture, printable
+from sandboxes.repository import Patch, PatchError, printable
 from swe_env.grading import Grade, Mode, grade
 from swe_env.workspace import Workspaces
 from tasks.model import Task
@@ -110,7 +110,7 @@ async def run_episode(
     image_id = ""
     try:
         watch("start")
-        async with workspaces.open(view) as workspace:
+        async with workspaces.open(view, again=True) as workspace:  # again: for grading
             ready, image_id = time.monotonic(), workspace.image_id
             if view.activate:
                 await _activate(workspace.sandbox, view.activate)
@@ -132,7 +132,7 @@ async def run_episode(
             except Exception as bug:  # ours: this episode ends without a reward, the others go on
                 end, error = End.INTERNAL_ERROR, _where(bug)
             try:
-                patch = await capture(workspace.sandbox, workspace.baseline)
+                patch = await workspace.capture()
             except PatchError as failure:
                 patch_error = str(failure)
     except SandboxError as failure:

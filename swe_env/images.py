@@ -12,9 +12,9 @@ from typing import Any
 
 import trio
 
-from sandboxes.docker import DockerEngine
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable, SandboxError, Say
+from sandboxes.oci import OciEngine
+from sandboxes.protocol import Engine, EngineUnavailable, ImageUnavailable, SandboxError, Say
 from sandboxes.registry import PulledImages
 from swe_env.request import RunRequest
 from swe_env.workspace import Workspaces
@@ -31,7 +31,7 @@ STOP_SECONDS = 4.0
 
 @asynccontextmanager
 async def workspaces_for(
-    tasks: Sequence[Task], request: RunRequest, engine: DockerEngine, say: Say
+    tasks: Sequence[Task], request: RunRequest, engine: Engine, say: Say
 ) -> AsyncGenerator[Workspaces]:
     """Workspaces of these tasks. Their images are pulled in this order while the block runs, or are built
     when they are needed; one that cannot be had is an infrastructure failure of its own episodes.
@@ -39,7 +39,8 @@ async def workspaces_for(
     Raises `ImageUnavailable`, before the block begins, where nothing could come of it: a row or a clone
     that a build needs is missing, or no image is here and a registry gives none. Raises `EngineUnavailable`.
     """
-    if request.repo_mirror is not None or any(isinstance(task.image, InlineRepo) for task in tasks):
+    needs_base = request.repo_mirror is not None or any(isinstance(one.image, InlineRepo) for one in tasks)
+    if needs_base and not await _is_here(engine, BASE_IMAGE):
         await trio.to_thread.run_sync(ensure_base_image, say)
     wanted = {task.image.name: task for task in tasks if isinstance(task.image, ImageRef)}
     absent = [name for name in wanted if not await _is_here(engine, name)]
@@ -52,13 +53,17 @@ async def workspaces_for(
                 )
             require_buildable(rows[name], request.repo_mirror)
         rows = {name: row for name, row in rows.items() if row.get("build_python")}
-        yield Workspaces(engine, BASE_IMAGE, BuiltImages(rows, request.repo_mirror, request.python, say))
+        built = BuiltImages(rows, request.repo_mirror, request.python, say)
+        yield Workspaces(engine, BASE_IMAGE, built, setup_once=request.setup_once)
+        return
+    if not absent and isinstance(engine, OciEngine):  # nothing to ask a Docker engine for
+        yield Workspaces(engine, BASE_IMAGE, setup_once=request.setup_once)
         return
     await _probe(absent, request.mirror, everything=len(absent) == len(wanted), say=say)
     images = PulledImages(say, mirror=request.mirror)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(images.prefetch, absent, request.concurrency)
-        yield Workspaces(engine, BASE_IMAGE, images)
+        yield Workspaces(engine, BASE_IMAGE, images, setup_once=request.setup_once)
         nursery.cancel_scope.cancel()
 
 
@@ -135,7 +140,7 @@ async def _process(argv: list[str], stdin: bytes) -> AsyncGenerator[trio.Process
             process.kill()
 
 
-async def _is_here(engine: DockerEngine, name: str) -> bool:
+async def _is_here(engine: Engine, name: str) -> bool:
     try:
         await engine.image_id(name)
     except ImageUnavailable:

@@ -12,8 +12,10 @@ from agents.chat import load_chat
 from agents.loop import Budget
 from agents.prompts import load_prompts
 from agents.vllm import VllmPolicy
-from sandboxes.docker import DockerEngine
+from sandboxes.backends import connect
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
+from sandboxes.oci import lacking
+from sandboxes.oci_images import ImageStore
 from swe_env.episode import Episode, run_episode
 from swe_env.serve import serve
 from swe_env.workspace import Workspaces
@@ -36,9 +38,10 @@ async def play(
     """
     words = load_prompts(prompts)
     chat = load_chat(model, words.tools)
-    await trio.to_thread.run_sync(partial(ensure_base_image, lambda _: None))
+    if lacking() or not ImageStore().known(BASE_IMAGE):
+        await trio.to_thread.run_sync(partial(ensure_base_image, lambda _: None))
     async with (
-        DockerEngine.connect(run_id=secrets.token_hex(6)) as engine,
+        connect("auto", run_id=secrets.token_hex(6), say=lambda _: None) as engine,
         serve(model, log_path=log) as server,
         VllmPolicy.connect(server.url, stop_token_ids=chat.stop_token_ids) as policy,
     ):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agents.vllm import check
-from sandboxes.docker import DockerEngine
+from sandboxes.backends import connect
 from sandboxes.protocol import ImageUnavailable
 from swe_env.plan import make_plan
 from swe_env.request import RunRequest
@@ -43,7 +43,7 @@ async def compare(path: Path) -> Comparison:
     found, absent = then.differences(now, ignoring=()), list[str]()
     names = {task.id: task.image.name for task in plan.tasks if isinstance(task.image, ImageRef)}
     used = {one.task_id: one.image_id for one in RunDir(path).episodes() if one.image_id}
-    async with DockerEngine.connect(run_id="reproduce") as engine:
+    async with connect(request.sandbox, run_id="reproduce", say=lambda _: None) as engine:
         for instance, digest in used.items():
             if instance not in names:
                 continue

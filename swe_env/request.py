@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agents.chat import Family
 from agents.loop import Budget
 from agents.policy import Sampling
+from sandboxes.backends import Backend
 from swe_env.grading import Mode
 from swe_env.rundir import RunError
 
@@ -43,6 +44,10 @@ class RunRequest(BaseModel):
     """How patches are graded."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode that infrastructure ended."""
+    sandbox: Backend = "auto"
+    """Where sandboxes come from: `oci` (no daemon, faster), `docker`, or the first of them that can."""
+    setup_once: bool = False
+    """Lay out, set up and seal a task's inline repository once, and start its sandboxes from there."""
     repo_mirror: Path | None = None
     """Clones from which SWE-bench images are built here; None if they are here already."""
     mirror: str | None = None

@@ -13,7 +13,7 @@ import trio
 from agents.chat import Chat
 from agents.policy import Policy
 from agents.vllm import Served, VllmPolicy, check
-from sandboxes.docker import DockerEngine
+from sandboxes.backends import connect
 from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch, run_episode
 from swe_env.images import workspaces_for
@@ -69,7 +69,9 @@ async def _play_missing(
                 return replay(plan.recording)
             return scripted(plan.kind, task, plan.chat)
 
-        engine = await stack.enter_async_context(DockerEngine.connect(run_id=secrets.token_hex(6)))
+        engine = await stack.enter_async_context(
+            connect(request.sandbox, run_id=secrets.token_hex(6), say=say)
+        )
         workspaces = await stack.enter_async_context(
             workspaces_for([task for _, task in missing], request, engine, say)
         )

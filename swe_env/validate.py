@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sandboxes.docker import DockerEngine
+from sandboxes.backends import connect
 from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch
 from swe_env.images import workspaces_for
@@ -57,7 +57,7 @@ async def validate(
         rundir.begin(plan.spec.model_copy(update={"policy": "validate"}))
         finished = rundir.finished()
         async with (
-            DockerEngine.connect(run_id=secrets.token_hex(6)) as engine,
+            connect(request.sandbox, run_id=secrets.token_hex(6), say=say) as engine,
             workspaces_for(plan.tasks, request, engine, say) as workspaces,
         ):
 

@@ -16,12 +16,12 @@ from agents.policy import Policy
 from agents.prompts import load_prompts
 from agents.scripted import ScriptedPolicy
 from agents.tools import ToolLimits
-from sandboxes.docker import DockerEngine
 from swe_env.episode import Episode, run_episode
 from swe_env.grading import Grade, grade
 from swe_env.plan import TINY_GLM
 from swe_env.workspace import Workspaces
 from tasks.model import InlineRepo, PytestTests, Task
+from tests.conftest import Backend, connected
 
 BROKEN = "def total(numbers):\n    return sum(numbers) - 1\n"
 FIXED = "def total(numbers):\n    return sum(numbers)\n"
@@ -88,7 +88,7 @@ def make_task(files: dict[str, str] | None = None, **changes: Any) -> Task:
 
 
 @pytest.fixture
-def graded(base_image: str, request: pytest.FixtureRequest) -> Callable[..., Grade]:
+def graded(base_image: str, backend: Backend, request: pytest.FixtureRequest) -> Callable[..., Grade]:
     """`graded(edits, task)`: the grade of the patch that these edits make."""
 
     def run(edits: Edits | bytes, task: Task | None = None) -> Grade:
@@ -98,7 +98,7 @@ def graded(base_image: str, request: pytest.FixtureRequest) -> Callable[..., Gra
 
         async def body() -> Grade:
             with trio.fail_after(TEST_SECONDS):
-                async with DockerEngine.connect(run_id=f"test-{request.node.name}") as engine:
+                async with connected(backend, f"test-{request.node.name}") as engine:
                     return await grade(task, patch, Workspaces(engine, base_image))
 
         return trio.run(body)
@@ -113,7 +113,9 @@ def chat() -> Chat:
 
 
 @pytest.fixture
-def played(base_image: str, chat: Chat, request: pytest.FixtureRequest) -> Callable[..., Episode]:
+def played(
+    base_image: str, chat: Chat, backend: Backend, request: pytest.FixtureRequest
+) -> Callable[..., Episode]:
     """`played(policy or messages to say, task, budget)`: a whole episode."""
 
     def run(
@@ -131,7 +133,7 @@ def played(base_image: str, chat: Chat, request: pytest.FixtureRequest) -> Calla
 
         async def body() -> Episode:
             with trio.fail_after(TEST_SECONDS):
-                async with DockerEngine.connect(run_id=f"test-{request.node.name}") as engine:
+                async with connected(backend, f"test-{request.node.name}") as engine:
                     return await run_episode(
                         task or make_task(),
                         policy,

@@ -21,6 +21,7 @@ from swe_env.request import read_request
 from swe_env.rundir import RunDir
 from tasks.jsonl import save_tasks
 from tasks.model import ImageRef
+from tests.conftest import Backend
 from tests.swe_env.conftest import make_task
 
 ROOT = Path(__file__).parents[2]
@@ -50,11 +51,12 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def containers_of(process: subprocess.Popen[str]) -> list[str]:
-    """Names of the containers that a process made."""
+def sandboxes_of(process: subprocess.Popen[str]) -> list[str]:
+    """Containers that a process made, and container runtimes that are its children."""
+    runtimes = subprocess.run(["pgrep", "-P", str(process.pid), "runc"], capture_output=True, text=True)
     argv = ["docker", "ps", "-a", "--format", '{{.Label "swe-env.owner"}} {{.Names}}']
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line.split()[-1] for line in lines if f":{process.pid}:" in line]
+    return [line.split()[-1] for line in lines if f":{process.pid}:" in line] + runtimes.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_tokenizer_without_the_familys_markers_is_refused(tmp_path: Path, tiny
 
 def test_a_missing_engine_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "none.sock" in refusal(run(tmp_path / "run"))
+    assert "none.sock" in refusal(run(tmp_path / "run", "shipped", "gold", "--sandbox", "docker"))
 
 
 @pytest.mark.docker
@@ -186,18 +188,18 @@ def test_a_recorded_episode_is_replayed_token_for_token(tmp_path: Path, base_ima
 
 @pytest.mark.docker
 def test_ctrl_c_stops_within_seconds_leaves_nothing_and_keeps_what_is_done(
-    tmp_path: Path, base_image: str
+    tmp_path: Path, base_image: str, backend: Backend
 ) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "run"
     quick = make_task(id="quick")
     stuck = [make_task(id=f"stuck{number}", setup="sleep 300") for number in range(3)]
     save_tasks(tasks, [quick, *stuck])
     process = subprocess.Popen(
-        command("run", "--tasks", tasks, "--policy", "gold", "--out", out),
+        command("run", "--tasks", tasks, "--policy", "gold", "--out", out, "--sandbox", backend),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not (out / "episodes" / "quick--gold--0").exists() or len(containers_of(process)) < 3:
+    while not (out / "episodes" / "quick--gold--0").exists() or len(sandboxes_of(process)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -207,7 +209,7 @@ def test_ctrl_c_stops_within_seconds_leaves_nothing_and_keeps_what_is_done(
     assert process.returncode == 130
     assert "stopping" in said
     assert "Traceback" not in said
-    assert containers_of(process) == []
+    assert sandboxes_of(process) == []
     assert [episode.id for episode in RunDir(out).episodes()] == ["quick--gold--0"]
     assert list((out / "episodes").glob(".*")) == []
 
@@ -271,11 +273,12 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_what_fitted(
 def test_doctor_finds_this_machine_in_order(base_image: str) -> None:
     done = call("doctor")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("ok ") == 7
+    assert done.stdout.count("ok ") == 8
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    monkeypatch.setenv("SWE_ENV_STATE", "/nowhere")
     done = call("doctor")
     assert done.returncode == 1
     assert "Docker engine" in done.stdout

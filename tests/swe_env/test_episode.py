@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
@@ -17,6 +18,7 @@ from agents.policy import Completion, ContextOverflow
 from agents.scripted import ScriptedPolicy, tool_call
 from agents.tools import ToolLimits
 from swe_env.episode import Episode
+from tests.conftest import Backend
 from tests.swe_env.conftest import FIXED, HIDDEN, make_task
 
 pytestmark = pytest.mark.docker
@@ -55,11 +57,25 @@ class Interrupted:
         return await self._script.complete(prompt_ids, max_tokens=max_tokens)
 
 
-def kill_containers_of(run_id: str) -> None:
-    found = subprocess.run(
-        ["docker", "ps", "-q", "--filter", f"label=swe-env.run={run_id}"], capture_output=True, text=True
-    )
-    subprocess.run(["docker", "kill", *found.stdout.split()], check=True, capture_output=True)
+@pytest.fixture
+def kill_sandboxes(backend: Backend, request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Kills the sandboxes of this test from outside. Raises `LookupError` if there are none."""
+
+    def kill() -> None:
+        if backend == "docker":
+            label = f"label=swe-env.run=test-{request.node.name}"
+            kill, find = ["docker", "kill"], ["docker", "ps", "-q", "--filter", label]
+        else:  # what this process's runtimes started
+            kill, runtimes = ["kill", "-9"], output("pgrep", "-P", str(os.getpid()), "runc")
+            find = ["pgrep", "-P", ",".join(runtimes) or "0"]
+        if not (found := output(*find)):
+            raise LookupError
+        subprocess.run([*kill, *found], check=True, capture_output=True)
+
+    def output(*argv: str) -> list[str]:
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
+
+    return kill
 
 
 def test_a_fix_that_is_submitted_earns_one(played: Played) -> None:
@@ -137,9 +153,11 @@ def test_each_kind_of_bad_turn_is_told_what_was_wrong(played: Played) -> None:
     assert "'command' is missing" in said[2]
 
 
-def test_a_sandbox_that_dies_is_no_reward(played: Played, chat: Chat, request: pytest.FixtureRequest) -> None:
+def test_a_sandbox_that_dies_is_no_reward(
+    played: Played, chat: Chat, kill_sandboxes: Callable[[], None]
+) -> None:
     async def kill_and_go_on() -> Completion:
-        kill_containers_of(f"test-{request.node.name}")
+        kill_sandboxes()
         return await ScriptedPolicy.speaking("x", [bash("true")], chat).complete([], max_tokens=4096)
 
     episode = played(Interrupted([FIX], chat, kill_and_go_on))
@@ -155,7 +173,7 @@ def test_a_policy_that_fails_is_no_reward_and_its_work_is_kept(played: Played) -
     assert episode.patch_paths == ["calc.py"]
 
 
-def test_a_grader_that_dies_is_no_reward(played: Played, request: pytest.FixtureRequest) -> None:
+def test_a_grader_that_dies_is_no_reward(played: Played, kill_sandboxes: Callable[[], None]) -> None:
     def kill_soon(stage: str) -> None:
         if stage == "grade":
             threading.Thread(target=kill_when_started).start()
@@ -164,9 +182,9 @@ def test_a_grader_that_dies_is_no_reward(played: Played, request: pytest.Fixture
         for _ in range(100):
             time.sleep(0.05)
             try:
-                kill_containers_of(f"test-{request.node.name}")
+                kill_sandboxes()
                 return
-            except subprocess.CalledProcessError:
+            except (LookupError, subprocess.CalledProcessError):
                 continue
 
     slow = bash("printf 'import time\\ntime.sleep(20)\\n' >>calc.py")
