@@ -2,7 +2,7 @@
 
 - `advantages`: rewards of a group to advantages.
 - `packing`: token streams to micro-batches, the same number for every rank.
-- `scoring`: what the trainer's weights say of a micro-batch, by `logprobs`, which holds no logits.
+- `scoring`: what the weights say of a micro-batch: `attention` within streams, `logprobs` in chunks.
 - `loss`: IPO, IcePop, DPPO and the unmasked baseline; `loss_report`: what each mask makes of a batch.
 - `mask_plot`: draws which tokens each mask drops, for `docs/losses.md`.
 - `tiny_model`: a small random model of a real architecture (GLM-4.5, Qwen3, Llama 3), as a directory.

@@ -1,9 +1,9 @@
 """What the trainer's weights say of a micro-batch: a log-probability for every action token.
 
-Models are transformers' own classes. They see streams that lie end to end in one row and have to keep them
-apart: given position ids that start again and neither attention mask nor cache, transformers builds a
-block-diagonal causal mask for `eager` and `sdpa`, and sequence boundaries for FlashAttention. With a cache it
-would not, and streams would read each other; `use_cache=False` is therefore part of what is right here.
+Models are transformers' own classes. Streams lie end to end in one row and must not read each other. Under
+`sdpa`, the default, each is attended to by itself (:mod:`trainer.attention`). Under `eager` and
+FlashAttention transformers keeps them apart: given position ids that start again and neither attention mask
+nor cache, it makes a block-diagonal mask, or finds the boundaries. With a cache it would not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainer import attention
 from trainer.logprobs import token_logprobs
 from trainer.packing import MicroBatch
 
@@ -35,13 +36,15 @@ class Scorer(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """`model` is one of transformers' `...ForCausalLM`.
+        """`model` is one of transformers' `...ForCausalLM`; its attention, if `sdpa`, is replaced.
 
         Raises ValueError if its head is more than a matrix: a bias, or an adapter on it, would be ignored.
         """
         super().__init__()
-        self.model = model
-        head = _head(model)
+        self.model: Any = model
+        if self.model.config._attn_implementation == "sdpa":
+            self.model.set_attn_implementation(attention.NAME)
+        head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
             raise ValueError(
                 f"the head of {type(model).__name__} is more than a matrix ({head}): "
@@ -53,16 +56,18 @@ class Scorer(nn.Module):
 
         Only rows that predict an action token meet the head, which for agents is a small part of all.
         """
-        model: Any = self.model
-        hidden: Tensor = model.get_decoder()(
-            input_ids=batch.token_ids[None], position_ids=batch.position_ids[None], use_cache=False
+        by_stream = self.model.config._attn_implementation == attention.NAME
+        hidden: Tensor = self.model.get_decoder()(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.position_ids[None],
+            use_cache=False,
+            **({"stream_lengths": batch.boundaries.diff().tolist()} if by_stream else {}),
         ).last_hidden_state[0]
         actions = batch.is_action.nonzero()[:, 0]
         logprobs, entropies = token_logprobs(
-            hidden[actions - 1], _head(model).weight, batch.token_ids[actions], temperature=temperature
+            hidden[actions - 1],
+            self.model.get_output_embeddings().weight,
+            batch.token_ids[actions],
+            temperature=temperature,
         )
         return Scores(logprobs, entropies)
-
-
-def _head(model: Any) -> Any:
-    return model.get_output_embeddings()

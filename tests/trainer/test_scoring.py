@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
+from trainer import attention
 from trainer.packing import MicroBatch, Stream, micro_batch
 from trainer.scoring import Scorer
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 8,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
 SHAPES = ["glm", "qwen", "llama"]
 
 
@@ -41,17 +56,18 @@ def load(tiny_models: Path, shape: str) -> Scorer:
 
 
 def naive(scorer: Scorer, batch: MicroBatch, temperature: float) -> Tensor:
-    """Of the action tokens of a single stream, from transformers' logits."""
-    logits = scorer.model(input_ids=batch.token_ids[None]).logits[0]  # type: ignore[operator]
+    """Of the action tokens of a single stream, from transformers' own attention and logits."""
+    scorer.model.set_attn_implementation("sdpa")
+    logits = scorer.model(input_ids=batch.token_ids[None]).logits[0]
     every = torch.log_softmax(logits.float() / temperature, -1)
     return every[:-1].gather(1, batch.token_ids[1:, None])[:, 0][batch.is_action[1:]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_streams_score_as_they_do_alone(tiny_models: Path, shape: str, attention: str) -> None:
+@pytest.mark.parametrize("implementation", [attention.NAME, "sdpa", "eager"])
+def test_packed_streams_score_as_they_do_alone(tiny_models: Path, shape: str, implementation: str) -> None:
     scorer = load(tiny_models, shape)
-    scorer.model.set_attn_implementation(attention)  # type: ignore[operator]
+    scorer.model.set_attn_implementation(implementation)
     with torch.no_grad():
         packed = scorer(micro_batch(STREAMS))
         alone = [scorer(micro_batch([one])) for one in STREAMS]
@@ -98,7 +114,7 @@ def test_an_empty_micro_batch_gives_every_parameter_a_gradient_of_zero(tiny_mode
 def test_a_sharded_scorer_scores_as_a_whole_one(tiny_models: Path, shape: str) -> None:
     whole, sharded, batch = load(tiny_models, shape), load(tiny_models, shape), micro_batch(STREAMS)
     with one_rank() as mesh:
-        for layer in sharded.model.get_decoder().layers:  # type: ignore[operator]
+        for layer in sharded.model.get_decoder().layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(sharded, mesh=mesh, reshard_after_forward=False)
         for scorer in (whole, sharded):
@@ -107,10 +123,24 @@ def test_a_sharded_scorer_scores_as_a_whole_one(tiny_models: Path, shape: str) -
     torch.testing.assert_close(gathered, gradients(whole))
 
 
+def test_recomputed_activations_change_nothing(tiny_models: Path) -> None:
+    plain, checkpointed, batch = load(tiny_models, "glm"), load(tiny_models, "glm"), micro_batch(STREAMS)
+    checkpointed.train()
+    checkpointed.model.gradient_checkpointing_enable()
+    for scorer in (plain, checkpointed):
+        scorer(batch).logprobs.sum().backward()
+    torch.testing.assert_close(gradients(checkpointed), gradients(plain))
+
+
+def test_a_window_of_attention_is_refused() -> None:
+    config = MistralConfig(**SMALL, num_key_value_heads=1, sliding_window=4)
+    scorer = Scorer(MistralForCausalLM(config))
+    with pytest.raises(ValueError, match="has neither masks nor windows"):
+        scorer(micro_batch([Stream([1, 2], [False, True], [0.0, 0.0], [-1, 0], 1.0, "e")]))
+
+
 def test_a_head_with_a_bias_is_refused() -> None:
-    config = LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
+    config = LlamaConfig(**SMALL)
     model = LlamaForCausalLM(config)
     model.lm_head = nn.Linear(8, 8, bias=True)
     with pytest.raises(ValueError, match="is more than a matrix"):
