@@ -200,14 +200,21 @@ def test_dppo_drops_only_what_is_pushed_further_away(pi: float, mu: float, sign:
     assert dropped(probabilities(pi, mu, sign), Dppo()).item() is drops
 
 
-@pytest.mark.parametrize(("pi", "mu"), [(0.5, 0.2), (0.2, 0.5), (0.9, 0.6), (0.3, 0.0 + 1e-30)])
-def test_ipos_bound_is_inclusive(pi: float, mu: float) -> None:
-    assert not dropped(probabilities(pi, mu), Ipo(epsilon=0.3)).item()
+@pytest.mark.parametrize(("pi", "mu", "epsilon"), [(0.5, 0.2, 0.3), (0.2, 0.5, 0.3), (0.13, 0.03, 0.1)])
+def test_ipos_bound_is_inclusive(pi: float, mu: float, epsilon: float) -> None:
+    """In float32 0.13 - 0.03 is more than 0.1."""
+    assert not dropped(probabilities(pi, mu), Ipo(epsilon=epsilon)).item()
 
 
-@pytest.mark.parametrize(("pi", "mu"), [(0.5, 0.1), (0.1, 0.5), (0.05, 0.01), (0.003, 0.015)])
+@pytest.mark.parametrize(("pi", "mu"), [(0.5, 0.1), (0.1, 0.5), (0.034, 0.17), (0.17, 0.034)])
 def test_icepops_bounds_are_inclusive(pi: float, mu: float) -> None:
+    """In float32 the logarithms of 0.17 and 0.034 differ by more than that of 5."""
     assert not dropped(probabilities(pi, mu), IcePop(alpha=0.2, beta=5.0)).item()
+
+
+@pytest.mark.parametrize(("pi", "mu", "sign"), [(0.27, 0.07, 1.0), (0.07, 0.27, -1.0)])
+def test_dppos_bounds_are_inclusive(pi: float, mu: float, sign: float) -> None:
+    assert not dropped(probabilities(pi, mu, sign), Dppo()).item()
 
 
 def test_the_pull_back_reaches_tokens_that_the_mask_drops() -> None:
