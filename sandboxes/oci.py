@@ -109,6 +109,9 @@ class OciEngine:
         if reason := await trio.to_thread.run_sync(lacking):
             raise EngineUnavailable(f"the oci backend cannot run here: {reason}")
         await trio.to_thread.run_sync(binary, "launch")
+        # layers hold what sandboxes wrote, set-user-id files among it: nobody else may reach them
+        state.mkdir(parents=True, exist_ok=True)
+        state.chmod(0o700)
         with _number(state) as number:
             engine = cls(number, runtime() or "", state)
             (RUN / str(number) / "hosts").write_text(HOSTS)
@@ -156,7 +159,9 @@ class OciEngine:
         return await self.image_id(tag)
 
     async def image_id(self, name: str) -> str:
-        """Content digest of an image that is here. Raises :class:`ImageUnavailable`."""
+        """Content digest that an image has now: it may have been built again. Raises `ImageUnavailable`."""
+        if not (self._snapshots / name).is_dir():
+            self._images.pop(name, None)
         return (await self._find(name)).id
 
     async def image_labels(self, name: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ class ImageStore:
 
     def __init__(self, state: Path = STATE) -> None:
         self._images, self._layers = state / "images", state / "layers"
-        self._pins: list[str] = []
+        self._pins: dict[str, str] = {}  # id of an image -> container
 
     def find(self, name: str) -> OciImage:
         """An image whose layers are all on disk, and stay there until :meth:`unpin`.
@@ -131,7 +131,7 @@ class ImageStore:
         """Let Docker remove again what was found. Never raises: what is left falls to the reaper."""
         client = _engine() if self._pins else None
         if client is not None:
-            for pin in self._pins:
+            for pin in self._pins.values():
                 with suppress(DockerException, requests.RequestException):
                     client.remove_container(pin, force=True)
             client.close()
@@ -144,9 +144,10 @@ class ImageStore:
             raise ImageUnavailable(
                 f"no image {name} here: `docker pull {name}`, or build or load it"
             ) from None
-        labels = {RUN_LABEL: "pin", OWNER_LABEL: owner_label()}
-        # a container that never starts: while it exists, Docker does not remove the image's layers
-        self._pins.append(client.create_container(about["Id"], ["none"], labels=labels)["Id"])
+        if about["Id"] not in self._pins:
+            # a container that never starts: while it exists, Docker does not remove the image's layers
+            labels = {RUN_LABEL: "pin", OWNER_LABEL: owner_label()}
+            self._pins[about["Id"]] = client.create_container(about["Id"], ["none"], labels=labels)["Id"]
         if known is not None and known.id == about["Id"] and known.complete:
             return known
         image = OciImage(

@@ -157,6 +157,45 @@ def test_a_layer_that_was_removed_meanwhile_is_said_in_one_line(base_image: str,
     in_engine(body, state=tmp_path)
 
 
+def test_an_image_that_was_built_again_is_found_as_it_is_now(base_image: str, tmp_path: Path) -> None:
+    name = f"swe-env-test-{os.getpid()}:1"
+
+    def build(text: str) -> None:
+        dockerfile = f"FROM {base_image}\nRUN echo {text} >/text\n".encode()
+        subprocess.run(
+            ["docker", "build", "-qt", name, "-"], input=dockerfile, check=True, capture_output=True
+        )
+
+    async def body(engine: OciEngine) -> list[str]:
+        seen: list[str] = []
+        for text in ("first", "second"):
+            await trio.to_thread.run_sync(build, text)
+            await engine.image_id(name)
+            async with engine.sandbox(name, workdir=WORKDIR, limits=Limits()) as sandbox:
+                seen.append((await sandbox.read("/text")).decode().strip())
+        return seen
+
+    try:
+        assert in_engine(body, state=tmp_path) == ["first", "second"]
+    finally:
+        subprocess.run(["docker", "rmi", "-f", name], capture_output=True, check=False)
+
+
+def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_path: Path) -> None:
+    """A set-user-id file in a layer would be root's on this machine."""
+    state = tmp_path / "state"
+
+    async def body(engine: OciEngine) -> None:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            await sandbox.run("cp /bin/sh sh; chmod 4755 sh")
+            await sandbox.snapshot()
+        [shell] = state.glob("snapshots/*/*/work/sh")
+        assert shell.stat().st_mode & 0o4000
+        assert state.stat().st_mode & 0o077 == 0
+
+    in_engine(body, state=state)
+
+
 # ---- loss, and leaving nothing ---------------------------------------------------------------------------
 
 

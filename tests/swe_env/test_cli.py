@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes.oci import lacking
 from swe_env.episode import Episode
 from swe_env.plan import TINY_GLM
 from swe_env.request import read_request
@@ -143,6 +144,19 @@ def test_a_tokenizer_without_the_familys_markers_is_refused(tmp_path: Path, tiny
 def test_a_missing_engine_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert "none.sock" in refusal(run(tmp_path / "run", "shipped", "gold", "--sandbox", "docker"))
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+def test_no_engine_is_needed_for_an_image_that_was_used_once(
+    tmp_path: Path, base_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("--instances", TWO.split(",")[0], "--sandbox", "oci")
+    assert run(tmp_path / "a", "shipped", "gold", *more).returncode == 0
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert run(tmp_path / "b", "shipped", "gold", *more, "--setup-once").returncode == 0
+    [episode] = RunDir(tmp_path / "b").episodes()
+    assert episode.reward == 1
 
 
 @pytest.mark.docker
