@@ -109,9 +109,6 @@ class OciEngine:
         if reason := await trio.to_thread.run_sync(lacking):
             raise EngineUnavailable(f"the oci backend cannot run here: {reason}")
         await trio.to_thread.run_sync(binary, "launch")
-        # layers hold what sandboxes wrote, set-user-id files among it: nobody else may reach them
-        state.mkdir(parents=True, exist_ok=True)
-        state.chmod(0o700)
         with _number(state) as number:
             engine = cls(number, runtime() or "", state)
             (RUN / str(number) / "hosts").write_text(HOSTS)
@@ -216,7 +213,9 @@ class OciEngine:
             (place.home / "lowers").write_text("".join(f"{layer}\n" for layer in image.layers))
             (place.home / "config.json").write_text(json.dumps(config))
         except OSError as error:
-            raise SandboxLost(f"cannot start a sandbox in {place.home}: {error.strerror}") from None
+            raise SandboxLost(
+                f"cannot start a sandbox in {place.home}: {error.strerror}: make room there"
+            ) from None
         # What is written stays when its process is killed: it must not fill the memory limit.
         disk, inodes = min(limits.disk, limits.memory * 3 // 8), limits.memory // 8 // INODE_BYTES
         bounds = ",".join(f"{name}={value}" for name, value in rlimits(limits).items())
@@ -248,6 +247,9 @@ def lacking() -> str:
 @contextmanager
 def _number(state: Path) -> Generator[int]:
     """A number that no living engine has; those of dead ones are cleared on the way."""
+    # layers hold what sandboxes wrote, set-user-id files among it: nobody else may reach them
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
     RUN.mkdir(mode=0o711, exist_ok=True)
     if RUN.stat().st_uid != os.geteuid():
         raise EngineUnavailable(f"{RUN} belongs to another user: remove it")
