@@ -3,16 +3,21 @@
 A file an image in `STATE/images`, so that what Docker once said of an image is known when its engine is
 stopped. Layers are used where they lie; where they cannot be reached (Docker's containerd store) the image is
 exported once. Images of our own (:meth:`ImageStore.add`) are a layer of ours on the layers of another image.
+
+Every process holds a lock on each image that it found, so that none removes what another needs.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import secrets
 import shutil
+import struct
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -56,20 +61,31 @@ class ImageStore:
     def __init__(self, state: Path = STATE) -> None:
         self._images, self._layers = state / "images", state / "layers"
         self._pins: dict[str, str] = {}  # id of an image -> container
+        self._lock_file = state / "lock"
+        self._locks: int | None = None
+        self._held: set[str] = set()
 
     def find(self, name: str) -> OciImage:
         """An image whose layers are all on disk, and stay there until :meth:`unpin`.
 
-        Raises :class:`ImageUnavailable`.
+        A name means what Docker says, while it answers: where that is another image than the one that was
+        exported, the new one is exported in its place. An exported image that Docker no longer has is still
+        the one that was exported. Raises :class:`ImageUnavailable`.
         """
         name = _full(name)
+        self._held.add(name)
+        self._lock(name, fcntl.F_RDLCK, wait=True)
         known = self._read(name)
+        if known is not None:
+            with suppress(OSError):
+                os.utime(self._file(name))  # the time of its last use
         if known is not None and known.ours:
             if known.complete:
                 return known
-            self.remove(name)
+            with suppress(SandboxError):
+                self.remove(name)
             known = None
-        client = _engine()
+        client = connect_docker()
         if client is None:
             if known is not None and known.complete:
                 return known
@@ -91,6 +107,8 @@ class ImageStore:
     def add(self, name: str, below: OciImage, layer: Path, labels: Mapping[str, str]) -> OciImage:
         """An image of ours: `layer` on top of `below`. The directory is moved into the store."""
         name = _full(name)
+        self._held.add(name)
+        self._lock(name, fcntl.F_RDLCK, wait=True)
         kept = self._layers / secrets.token_hex(12)
         kept.parent.mkdir(parents=True, exist_ok=True)
         layer.rename(kept)
@@ -110,26 +128,56 @@ class ImageStore:
         files = sorted(self._images.glob("[!.]*.json")) if self._images.is_dir() else []
         return [image for file in files if (image := self._load(file)) is not None]
 
+    def kept(self, image: OciImage) -> list[Path]:
+        """Those of an image's layers that are ours."""
+        return [Path(layer) for layer in image.layers if Path(layer).parent == self._layers]
+
+    def exported(self, image: OciImage) -> bool:
+        """Whether an image needs nothing of Docker's."""
+        return len(self.kept(image)) == len(image.layers)
+
+    def used(self, image: OciImage) -> float:
+        """When an image was last found [s since 1970]."""
+        return self._file(image.name).stat().st_mtime
+
+    def export(self, name: str) -> OciImage:
+        """Copy an image's layers into the store, so that it can be had without Docker ever after.
+
+        A layer that several images share is copied once. See :meth:`find` for what becomes of it when Docker
+        has another image of that name. Raises :class:`ImageUnavailable`; `SandboxError` on a full disk.
+        """
+        image = self.find(name)
+        with self._alone():
+            return self._keep(image)
+
     def remove(self, name: str) -> list[str]:
         """Forget an image, and remove those of its layers that are ours and that no other image needs.
 
-        Never touches what is Docker's. Returns the directories removed.
+        Never touches what is Docker's. Returns the directories removed. Raises `SandboxError` when another
+        process holds the image.
         """
-        image = self._read(_full(name))
+        name = _full(name)
+        image = self._read(name)
         if image is None:
             return []
-        self._file(image.name).unlink(missing_ok=True)
-        needed = {layer for other in self.list() for layer in other.layers}
-        removed = [
-            layer for layer in image.layers if Path(layer).parent == self._layers and layer not in needed
-        ]
-        for layer in removed:
-            shutil.rmtree(layer, ignore_errors=True)
-        return removed
+        with self._alone(name):
+            self._file(name).unlink(missing_ok=True)
+            return self._prune(image)
+
+    def in_use(self, name: str) -> bool:
+        """Whether another process holds an image."""
+        name = _full(name)
+        free = self._lock(name, fcntl.F_WRLCK)
+        self._lock(name, fcntl.F_RDLCK if name in self._held else fcntl.F_UNLCK)
+        return not free
 
     def unpin(self) -> None:
-        """Let Docker remove again what was found. Never raises: what is left falls to the reaper."""
-        client = _engine() if self._pins else None
+        """Let others remove again what was found. Never raises: what is left falls to the reaper."""
+        self._held.clear()
+        if self._locks is not None:
+            os.close(self._locks)  # and with it go the locks
+            self._locks = None
+        client = connect_docker() if self._pins else None
         if client is not None:
             for pin in self._pins.values():
                 with suppress(DockerException, requests.RequestException):
@@ -141,14 +189,19 @@ class ImageStore:
         try:
             about = client.inspect_image(name)
         except ImageNotFound:
+            if known is not None and known.complete and self.exported(known):
+                return known
             raise ImageUnavailable(
                 f"no image {name} here: `docker pull {name}`, or build or load it"
             ) from None
+        same = known is not None and known.id == about["Id"] and known.complete
+        if known is not None and same and self.exported(known):
+            return known
         if about["Id"] not in self._pins:
             # a container that never starts: while it exists, Docker does not remove the image's layers
             labels = {RUN_LABEL: "pin", OWNER_LABEL: owner_label()}
             self._pins[about["Id"]] = client.create_container(about["Id"], ["none"], labels=labels)["Id"]
-        if known is not None and known.id == about["Id"] and known.complete:
+        if known is not None and same:
             return known
         image = OciImage(
             name=name,
@@ -157,8 +210,81 @@ class ImageStore:
             env=about["Config"].get("Env") or [],
             labels=about["Config"].get("Labels") or {},
         )
-        self._write(image)
+        if known is None or not self.exported(known):
+            self._write(image)
+            return image
+        with self._alone():
+            image = self._keep(image)
+        with suppress(SandboxError), self._alone(name):  # another process may still run the old one
+            self._prune(known)
         return image
+
+    def _keep(self, image: OciImage) -> OciImage:
+        """The same image on copies of its layers. The store is locked meanwhile."""
+        kept = image.model_copy(update={"layers": [str(self._copy(Path(layer))) for layer in image.layers]})
+        self._write(kept)
+        return kept
+
+    def _copy(self, layer: Path) -> Path:
+        """A layer of ours with the same files, whiteouts and attributes. Docker never changes a layer."""
+        if layer.parent == self._layers:
+            return layer
+        copy = self._layers / hashlib.sha256(str(layer).encode()).hexdigest()[:24]
+        if copy.is_dir():
+            return copy
+        draft = self._layers / f".{secrets.token_hex(8)}"
+        self._layers.mkdir(parents=True, exist_ok=True)
+        argv = ["cp", "-a", "--reflink=auto", "-T", str(layer), str(draft)]
+        try:
+            done = subprocess.run(argv, capture_output=True, check=False)
+            if done.returncode != 0:
+                reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise SandboxError(f"cannot copy a layer into {self._layers}: {reason}")
+            draft.rename(copy)
+            return copy
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _prune(self, image: OciImage) -> list[str]:
+        """Remove the layers of a forgotten image that no other needs. The store is locked meanwhile."""
+        needed = {layer for other in self.list() for layer in other.layers}
+        removed = [str(layer) for layer in self.kept(image) if str(layer) not in needed]
+        for layer in removed:
+            shutil.rmtree(layer, ignore_errors=True)
+        return removed
+
+    @contextmanager
+    def _alone(self, name: str = "") -> Generator[None]:
+        """No other process changes layers, nor holds the image `name`. Raises `SandboxError` if one does."""
+        if name and not self._lock(name, fcntl.F_WRLCK):
+            raise SandboxError(f"{name} is in use: wait for the run that uses it to end")
+        try:
+            self._lock("", fcntl.F_WRLCK, wait=True)
+            yield
+        finally:
+            self._lock("", fcntl.F_UNLCK)
+            if name:
+                self._lock(name, fcntl.F_RDLCK if name in self._held else fcntl.F_UNLCK)
+
+    def _lock(self, name: str, kind: int, *, wait: bool = False) -> bool:
+        """Lock an image, or the store itself (""), until :meth:`unpin`; False if that is not to be had.
+
+        Each name has its byte of one file, because an evaluation holds more images than a process may open
+        files.
+        """
+        if self._locks is None:
+            try:
+                self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+                self._locks = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise SandboxError(f"cannot write {self._lock_file} ({error.strerror}): use root") from None
+        byte = 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") if name else 0
+        how = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            fcntl.fcntl(self._locks, how, struct.pack("hhqqi0q", kind, os.SEEK_SET, byte, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def _export(self, client: Any, image: str) -> Path:
         """All of an image's files as one layer of ours."""
@@ -204,7 +330,7 @@ class ImageStore:
         draft.replace(file)
 
 
-def _engine() -> Any | None:
+def connect_docker() -> Any | None:
     """A Docker engine, if one answers at once."""
     try:
         client: Any = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=60)

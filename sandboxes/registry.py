@@ -1,14 +1,15 @@
 """Images from a registry, for evaluations whose images are more than a disk holds.
 
 :class:`PulledImages` pulls what a task needs, again where a registry was merely busy, and makes room by
-removing what it pulled itself, the longest unused first. What it pulled stands in a small file that the
-processes of one user share. It speaks to the engine over HTTP and not through the SDK, whose pull has no
-deadline and cannot be cancelled; the engine ends a pull when its connection closes.
+removing what it pulled itself, the longest unused first. What it pulled, and which images are pinned, stands
+in a small file that the processes of one user share. It speaks to the engine over HTTP and not through the
+SDK, whose pull has no deadline and cannot be cancelled; the engine ends a pull when its connection closes.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -96,12 +97,36 @@ class PulledImages:
         Raises :class:`ImageUnavailable` with what the registry or the disk lacks and the cure, or
         :class:`EngineUnavailable`.
         """
-        name = _full(name)
+        name = full_name(name)
         self._asked.add(name)
         self._ahead.discard(name)
         self._consumed.set()
         self._consumed = trio.Event()
         await self._ensure(name, prefetching=False)
+
+    def pulled(self) -> dict[str, Pulled]:
+        """What was pulled here, by name. The engine may have lost it meanwhile."""
+        return self._read().images
+
+    def pinned(self) -> set[str]:
+        """Names of the images that are not to be removed."""
+        return set(self._read().pinned)
+
+    async def pin(self, name: str, *, pinned: bool = True) -> None:
+        """From now on no process of this user removes the image to make room, whoever brought it here.
+
+        A line in the state and not a container that uses the image: it also holds for images that Docker
+        does not know, it outlives the engine, and nobody who tidies up containers undoes it unawares. It does
+        not bind Docker: `docker rmi` and `docker image prune` still remove the image.
+        """
+        name = full_name(name)
+        async with _locked(self._hold(name), fcntl.LOCK_SH, patience=REMOVAL_SECONDS):  # not while it goes
+            await self._change(lambda state: (state.pinned.add if pinned else state.pinned.discard)(name))
+
+    async def remove(self, name: str) -> bool:
+        """Remove an image that was pulled here, and what was sealed on it, unless somebody needs either."""
+        name = full_name(name)
+        return name in (ours := self._read().images) and await self._evict(name, ours[name].id)
 
     async def prefetch(self, names: Iterable[str], ahead: int) -> None:
         """Pull images in order, up to `ahead` more than have been asked for. Run it beside the episodes.
@@ -111,7 +136,7 @@ class PulledImages:
         """
         for name in names if ahead > 0 else ():
             try:
-                name = _full(name)
+                name = full_name(name)
                 while len(self._ahead) >= ahead and name not in self._asked | self._ahead:
                     await self._consumed.wait()
                 if name not in self._asked | self._ahead:
@@ -124,7 +149,7 @@ class PulledImages:
         asked = trio.current_time()
         async with self._pulling[name]:
             if image := await self._inspect(name):
-                if (ours := self._read().get(name)) and ours.id == image["Id"]:
+                if (ours := self._read().images.get(name)) and ours.id == image["Id"]:
                     await self._note(name, image)
                 return
             failed, why = self._failed.get(name, (-math.inf, ""))
@@ -203,7 +228,7 @@ class PulledImages:
     async def _make_room(self, name: str, *, prefetching: bool) -> None:
         """Remove images of ours until `keep_free` bytes are free. Raises `ImageUnavailable`."""
         async with self._room:  # one at a time, lest two remove where one removal was enough
-            root, ours = str((await self._call("GET", "/info"))["DockerRootDir"]), self._read()
+            root, ours = str((await self._call("GET", "/info"))["DockerRootDir"]), self.pulled()
             for old in sorted(ours, key=lambda old: (old in self._ahead, ours[old].used)):
                 if _free(root) >= self._keep_free or (prefetching and old in self._ahead):
                     break
@@ -227,23 +252,26 @@ class PulledImages:
                     containers = await self._call("GET", "/containers/json", {"all": "1"})
                     if {container["ImageID"] for container in containers} & {id, *sealed}:
                         return False
+                    if self.pinned() & {name, *itertools.chain(*sealed.values())}:
+                        return False
                     for member in [*sealed, name]:
                         if not await self._remove(member):
                             return False
-                await self._change(lambda images: images.pop(name, None))
+                await self._change(lambda state: state.images.pop(name, None))
                 return removed
         except _Busy:
             return False
 
-    async def _sealed_on(self, image: dict[str, Any]) -> list[str]:
-        """Ids of images that we committed on this one: while they exist its layers stay on the disk."""
+    async def _sealed_on(self, image: dict[str, Any]) -> dict[str, list[str]]:
+        """Images that we committed on this one, with their names: while they exist its layers stay."""
         params = {"filters": json.dumps({"label": [RUN_LABEL]})}
         found = [
             await self._inspect(entry["Id"]) for entry in await self._call("GET", "/images/json", params)
         ]
         own = image["RootFS"]["Layers"]
-        layers = {child["Id"]: child["RootFS"]["Layers"] for child in found if child}
-        return [id for id, its in layers.items() if own in (its, its[:-1]) and id != image["Id"]]
+        children = {child["Id"]: child for child in found if child and child["Id"] != image["Id"]}
+        layers = {id: child["RootFS"]["Layers"] for id, child in children.items()}
+        return {id: children[id]["RepoTags"] or [] for id, its in layers.items() if own in (its, its[:-1])}
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
         return await self._call("GET", f"/images/{name}/json")
@@ -269,26 +297,26 @@ class PulledImages:
 
     def _hold(self, name: str) -> Path:
         """The file whose lock those share who need an image; a lock ends with its process."""
-        return self._state.with_suffix(".holds") / quote(_full(name), safe="")
+        return self._state.with_suffix(".holds") / quote(full_name(name), safe="")
 
-    def _read(self) -> dict[str, _Pulled]:
+    def _read(self) -> _State:
         try:
-            return _State.model_validate_json(self._state.read_bytes()).images
+            return _State.model_validate_json(self._state.read_bytes())
         except (OSError, ValidationError):
-            return {}  # nothing is known to be ours, so nothing will be removed
+            return _State()  # nothing is known to be ours, so nothing will be removed
 
     async def _note(self, name: str, image: dict[str, Any]) -> None:
-        used = _Pulled(id=image["Id"], used=time.time())
-        await self._change(lambda images: images.update({name: used}))
+        used = Pulled(id=image["Id"], used=time.time())
+        await self._change(lambda state: state.images.update({name: used}))
 
-    async def _change(self, change: Callable[[dict[str, _Pulled]], object]) -> None:
+    async def _change(self, change: Callable[[_State], object]) -> None:
         """Read, change and replace the state, which no other process does meanwhile."""
         async with _locked(self._state.with_suffix(".lock"), fcntl.LOCK_EX, patience=LOCK_SECONDS):
-            images = self._read()
-            change(images)
+            state = self._read()
+            change(state)
             draft = self._state.with_suffix(".new")
             try:
-                draft.write_text(_State(images=images).model_dump_json(indent=1))
+                draft.write_text(state.model_dump_json(indent=1))
                 draft.replace(self._state)
             except OSError as error:
                 raise SandboxError(
@@ -296,7 +324,9 @@ class PulledImages:
                 ) from error
 
 
-class _Pulled(BaseModel):
+class Pulled(BaseModel):
+    """What is remembered of an image that was pulled here."""
+
     model_config = ConfigDict(frozen=True)
 
     id: str
@@ -306,7 +336,8 @@ class _Pulled(BaseModel):
 
 
 class _State(BaseModel):
-    images: dict[str, _Pulled]
+    images: dict[str, Pulled] = {}
+    pinned: set[str] = set()
 
 
 class _Refused(Exception):
@@ -376,7 +407,7 @@ def _parse(name: str) -> tuple[str, str, str]:
     return path, tag or "latest", path if "/" in path else f"library/{path}"
 
 
-def _full(name: str) -> str:
+def full_name(name: str) -> str:
     """The one way to write a name. Raises `ImageUnavailable`."""
     return _join(*_parse(name)[:2])
 
