@@ -30,6 +30,8 @@ ENVIRONMENT = {
 }
 """Environment of every sandbox, on top of the image's."""
 
+SEALED = "swe-env/sealed"
+"""Repository of the images that are made here for sandboxes to start from."""
 _BASELINE_LABEL = "swe-env.baseline"
 _SEALING = Limits(memory=8 << 30, cpus=2.0, pids=1024)
 
@@ -107,7 +109,7 @@ class Workspaces:
         origin = await self._engine.image_id(name)
         files = view.image.model_dump_json()
         recipe = "\0".join([origin, files, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
-        tag = f"swe-env/sealed:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
+        tag = f"{SEALED}:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
         async with self._sealing[tag]:  # several episodes of one task start together: seal once
             return origin, tag, await self._seal(tag, name, view)
 
