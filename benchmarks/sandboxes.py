@@ -437,7 +437,7 @@ async def main(rounds: int, calls: int, paces: int, swerex_python: str | None) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=15, help="rounds (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=12, help="rounds (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="two rounds, to see that it works")
     parser.add_argument("--swerex", metavar="PYTHON", help="an interpreter that has swe-rex")
     options = parser.parse_args()

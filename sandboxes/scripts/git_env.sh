@@ -1,7 +1,8 @@
 set -eu
 # Nothing that the image or the agent configured may steer git here: no system, user or repository
 # configuration, no hooks, no filters, no replacement objects, no prompts.
-unset $(env | sed -n 's/^\(GIT_[A-Za-z0-9_]*\)=.*/\1/p') || true
+if [ -n "${BASH_VERSION-}" ]; then eval 'unset ${!GIT_@}' # without starting two programs
+else unset $(env | sed -n 's/^\(GIT_[A-Za-z0-9_]*\)=.*/\1/p'); fi || true
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/nonexistent LC_ALL=C
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_NO_REPLACE_OBJECTS=1 GIT_TERMINAL_PROMPT=0
 export GIT_CONFIG_COUNT=4 \
