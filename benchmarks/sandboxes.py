@@ -390,9 +390,9 @@ async def swerex(python: str | None, image: str, stack: AsyncExitStack) -> list[
         print("SWE-ReX is left out: `pip install swe-rex aiohttp` somewhere and give --swerex PYTHON")
         return []
     folder = await trio.to_thread.run_sync(lambda: stack.enter_context(tempfile.TemporaryDirectory()))
-    rex = SweRex(python or sys.executable, image, Path(folder) / "errors")
-    stack.callback(rex.close)
     try:
+        rex = SweRex(python or sys.executable, image, Path(folder) / "errors")
+        stack.callback(rex.close)
         async with rex.start() as call:
             await call("true")
     except (RuntimeError, OSError) as error:
