@@ -165,6 +165,44 @@ def write_atomic(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def appearing(path: Path) -> Generator[Path]:
+    """A directory that is there whole or not at all: the block fills a draft, its end renames it to `path`.
+
+    The draft's name begins with a dot. A block that raises leaves nothing; a killed process leaves the
+    draft, which the next call for the same `path` removes. One process at a time may call it for a `path`.
+    Raises FileExistsError for a `path` that exists.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists: choose another directory, or remove it")
+    draft = draft_of(path)
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        for file in draft.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        draft.rename(path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def draft_of(path: Path) -> Path:
+    """Where :func:`appearing` fills what is to be `path`."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def _sync(path: Path) -> None:
+    """To disk, so that it is there after a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _same(before: RunSpec, now: RunSpec, path: Path) -> None:
     for name, (old, new) in before.differences(now).items():
         raise RunError(f"{path} was made with {name} = {old}, not {new}: choose another --out")

@@ -1,0 +1,135 @@
+"""The weights that are trained: loaded as float32, sharded from outside, saved as a directory.
+
+The model stays transformers' own class. Sharding is put around it (FSDP2, a layer at a time, then the
+:class:`~trainer.scoring.Scorer` as root), so that one rank and many run the same forward.
+
+Not done: a checkpoint that fits on no single machine. Every rank reads all of it before it shards.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+from trainer.scoring import Scorer
+
+
+class ModelConfig(BaseModel):
+    """How a model is held and computed. Master weights are float32 in any case."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products. Unsharded, bfloat16 is autocast, and the head stays in float32; sharded, FSDP
+    gathers weights as bfloat16, the head among them, and adds gradients up in float32."""
+    activation_checkpointing: bool = False
+    """Keep only what goes into each layer; compute the rest again in the backward pass."""
+    shard: bool = False
+    """Also on one rank. More than one is always sharded."""
+
+
+def load_scorer(directory: Path, config: ModelConfig, device: torch.device | str = "cpu") -> Scorer:
+    """The model of `directory`, ready to be trained. Every rank calls this; it is a collective if sharded.
+
+    Raises OSError or ValueError, of transformers, for a directory that holds no causal language model.
+    """
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    scorer = Scorer(model.to(device))
+    scorer.train()  # transformers checkpoints activations of models in training only
+    if config.shard or ranks() > 1:
+        _shard(scorer, config, torch.device(device).type)
+    return scorer
+
+
+def save_model(scorer: Scorer, source: Path, out: Path) -> None:
+    """Write into `out`, which exists and is empty, what vLLM and transformers load as a model directory.
+
+    `source` is the directory that the weights were loaded from: the new ones have its dtype and its names
+    (one matrix an expert), and its other files, the tokenizer among them, are copied. Buffers stay float32:
+    the router's correction bias must not be rounded. A collective if sharded: every rank calls it, the
+    first one writes. Making `out` appear whole is the caller's (`swe_env.rundir.appearing`).
+    """
+    state = _whole(scorer.model, dtype=_dtype(source))
+    if rank() == 0:
+        # transformers' own writer undoes what its loader did to the names
+        scorer.model.save_pretrained(out, state_dict=state)
+        for file in sorted(source.iterdir()):
+            if file.is_file() and not file.name.startswith(".") and not _is_weights(file):
+                shutil.copyfile(file, out / file.name)
+    barrier()
+
+
+def ranks() -> int:
+    """Processes that train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum over ranks, in place; the same on all of them afterwards."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def _shard(scorer: Scorer, config: ModelConfig, device_type: str) -> None:
+    mesh = init_device_mesh(device_type, (ranks(),))
+    half = config.compute_dtype == "bfloat16"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
+    )
+    for layer in scorer.model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _whole(model: Any, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state of `model` on the first rank's CPU, parameters in `dtype`; nothing on the others.
+
+    One tensor at a time is gathered: a rank's accelerator never holds the whole model.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    tied: set[str] = set(model.all_tied_weights_keys or ())
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name in tied:  # the same tensor as another
+            continue
+        whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        if rank() == 0:
+            state[name] = whole.to("cpu", dtype if name in parameters else None, copy=True)
+    return state
+
+
+def _dtype(directory: Path) -> torch.dtype:
+    config = json.loads((directory / "config.json").read_text())
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return getattr(torch, name)
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") or file.name.endswith(
+        ".index.json"
+    )
