@@ -13,7 +13,7 @@ from rich.markup import escape
 from agents.chat import Family
 from sandboxes.backends import Backend
 from sandboxes.engine import ensure_base_image, ensure_engine
-from swe_env import cli_eval, cli_images
+from swe_env import cli_eval, cli_images, cli_train
 from swe_env.display import Board, console, program, show_episode, show_table
 from swe_env.policies import doubtful
 from swe_env.request import RunRequest, names, read_request
@@ -210,6 +210,7 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(cli_images.images_app, name="images")
 app.command("eval")(cli_eval.evaluate)
 app.command("grade")(cli_eval.grade)
+app.command("sft")(cli_train.sft)
 tasks_app.command("validate")(cli_eval.validate_tasks)
 
 

@@ -30,31 +30,35 @@ def say(line: str) -> None:
     console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` under trio. The first Ctrl-C (or SIGTERM) cancels it and waits for its cleaning up;
-    a second one is Python's own."""
+def run_async(
+    work: Callable[[], Awaitable[T]],
+    *,
+    interrupted: str = "stopping: removing sandboxes, finished episodes are kept",
+) -> T:
+    """Run `work` under trio. The first Ctrl-C (or SIGTERM) cancels it and waits for its cleaning up,
+    which `interrupted` says to the person; a second one is Python's own."""
 
     async def under_signals() -> tuple[bool, T | None]:
-        interrupted, result = False, None
+        stopped, result = False, None
         async with trio.open_nursery() as nursery:
 
             async def watch(*, task_status: trio.TaskStatus[None]) -> None:
-                nonlocal interrupted
+                nonlocal stopped
                 with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                     task_status.started()
                     async for _ in signals:
-                        interrupted = True
-                        console.print("[yellow]stopping: removing sandboxes, finished episodes are kept")
+                        stopped = True
+                        console.print(interrupted, style="yellow")
                         nursery.cancel_scope.cancel()
                         return
 
             await nursery.start(watch)
             result = await work()
             nursery.cancel_scope.cancel()
-        return interrupted, result
+        return stopped, result
 
-    interrupted, result = guard(lambda: trio.run(under_signals))
-    if interrupted:
+    stopped, result = guard(lambda: trio.run(under_signals))
+    if stopped:
         raise typer.Exit(130)
     return cast("T", result)
 

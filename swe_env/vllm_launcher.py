@@ -41,7 +41,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
     parent = os.environ.pop(PARENT, None)
     if parent is not None and os.getppid() != int(parent):
-        sys.exit("vLLM launcher: the process that started it is gone")
+        sys.exit("the process that started this one is gone")
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""Episodes to gradients. The parts of a training step exist; the loop that runs them does not.
+"""Episodes to gradients, gradients to weights. Supervised training is whole; the loop of RL is not there yet.
 
 - `advantages`: rewards of a group to advantages.
 - `packing`: token streams to micro-batches, the same number for every rank.
 - `scoring`: what the weights say of a micro-batch: `attention` within streams, `logprobs` in chunks.
 - `loss`: IPO, IcePop, DPPO and the unmasked baseline; `loss_report`: what each mask makes of a batch.
+- `model`: weights loaded, sharded and saved; `step`: one optimiser step, of either kind of training.
+- `sft`: supervised training on the episodes of a run, as a process.
 - `mask_plot`: draws which tokens each mask drops, for `docs/losses.md`.
 - `tiny_model`: a small random model of a real architecture (GLM-4.5, Qwen3, Llama 3), as a directory.
 - `tiny_tokenizer`: its thousand-token vocabulary, with the family's own markers.

@@ -1,0 +1,105 @@
+"""`swe-env sft`: a model trained on what the policy of a run's episodes did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from swe_env.display import console
+from swe_env.sft import Progress, read_config, train
+from swe_env.terminal import guard, run_async, say
+
+
+def sft(
+    episodes: Annotated[Path, typer.Option(help="Run directory, of any policy.")],
+    model: Annotated[Path, typer.Option(help="Model directory to begin with.")],
+    out: Annotated[Path, typer.Option(help="Model directory to make; it must not exist.")],
+    where: Annotated[
+        str, typer.Option(help="Which episodes, such as 'reward == 1 and turns < 20'; empty for all.")
+    ] = "",
+    epochs: Annotated[int | None, typer.Option(help="Times that each episode is seen [1].")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The largest [1e-5].")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of an optimiser step [16384].")] = None,
+    micro_batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a forward pass, for less memory [all of a step's].")
+    ] = None,
+    other_weight: Annotated[
+        float | None, typer.Option(help="Weight of tokens that the policy did not sample [0].")
+    ] = None,
+    compute_dtype: Annotated[str | None, typer.Option(help="float32 [default] or bfloat16.")] = None,
+    activation_checkpointing: Annotated[
+        bool | None, typer.Option("--activation-checkpointing", help="Less memory, a third more time.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order of episodes [0].")] = None,
+) -> None:
+    """Train a model on the episodes of a run (rejection-sampling fine-tuning)."""
+    config = guard(
+        lambda: read_config(
+            {
+                "episodes": episodes,
+                "where": where,
+                "model": model,
+                "out": out,
+                "epochs": epochs,
+                "learning_rate": learning_rate,
+                "batch_tokens": batch_tokens,
+                "micro_batch_tokens": micro_batch_tokens,
+                "other_weight": other_weight,
+                "compute_dtype": compute_dtype,
+                "activation_checkpointing": activation_checkpointing,
+                "seed": seed,
+            }
+        )
+    )
+    say(f"training {config.model} on {config.episodes}")
+    with _live() as show:
+        run_async(lambda: train(config, show), interrupted="stopping: nothing is written")
+    console.print(f"model     {config.out}", soft_wrap=True)
+    console.print(f"metrics   {config.out / 'metrics.jsonl'}", soft_wrap=True)
+
+
+@contextmanager
+def _live(out: Console = console) -> Generator[Callable[[Progress], None]]:
+    """A bar with loss and speed, or about ten lines where there is no terminal; the last step's is kept."""
+    last: Progress | None = None
+
+    def line(step: Progress) -> str:
+        speed = step.tokens / max(step.seconds, 1e-9)
+        return f"loss {step.loss:.4f}   actions {step.action_nll:.4f}   {speed:,.0f} tokens/s"
+
+    with Bar(
+        TextColumn("[bold]steps"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=out,
+        transient=True,
+        disable=not out.is_terminal,
+    ) as bar:
+        task = bar.add_task("loading the model", total=None)
+
+        def show(step: Progress) -> None:
+            nonlocal last
+            bar.update(task, total=step.steps, completed=step.step + 1, description=line(step))
+            if step.skipped:
+                out.print(
+                    f"step {step.step} is skipped: its loss is {step.loss} and its gradient {step.grad_norm}",
+                    style="bold red",
+                )
+            elif not out.is_terminal and step.step % max(1, step.steps // 10) == 0:
+                out.print(f"step {step.step + 1} of {step.steps}   {line(step)}", markup=False)
+            last = step
+
+        yield show
+    if last is not None:
+        out.print(f"{last.steps} steps, {last.epoch + 1} epochs   {line(last)}", markup=False)
