@@ -5,6 +5,7 @@
 - `scoring`: what the weights say of a micro-batch: `attention` within streams, `logprobs` in chunks.
 - `loss`: IPO, IcePop, DPPO and the unmasked baseline; `loss_report`: what each mask makes of a batch.
 - `model`: weights loaded, sharded and saved; `step`: one optimiser step, of either kind of training.
+- `checkpoint`: all that a killed training needs to go on as if it had not been.
 - `sft`: supervised training on the episodes of a run, as a process.
 - `mask_plot`: draws which tokens each mask drops, for `docs/losses.md`.
 - `tiny_model`: a small random model of a real architecture (GLM-4.5, Qwen3, Llama 3), as a directory.

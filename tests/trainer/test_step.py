@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from tests.trainer.processes import together
 from trainer.loss import Ipo
 from trainer.model import ModelConfig, load_scorer, save_model
 from trainer.packing import MicroBatch, Stream, micro_batch, pack
@@ -182,7 +181,7 @@ def test_in_bfloat16_weights_and_gradients_stay_float32(tiny_models: Path, shape
 
 
 def test_two_ranks_do_what_one_does(tiny_models: Path, tmp_path: Path) -> None:
-    mp.spawn(_rank, args=(tiny_models, tmp_path), nprocs=2)
+    together(2, _rank, tmp_path / "meet", tiny_models, tmp_path)
     for shape in ("glm", "qwen"):
         one = trainer_of(tiny_models / shape)
         expected = gradients(one, [micro_batch(STREAMS)], actions=ACTIONS)
@@ -192,14 +191,14 @@ def test_two_ranks_do_what_one_does(tiny_models: Path, tmp_path: Path) -> None:
         one.optimiser.zero_grad()
         alone = policy_step(one, [micro_batch(STREAMS)], Ipo(), version=5)
         for rank in range(2):
-            together: StepReport = torch.load(tmp_path / f"{shape}-{rank}.pt", weights_only=False)
-            assert together.loss == pytest.approx(alone.loss, abs=1e-5)
-            assert together.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
-            assert (together.tokens, together.action_tokens) == (alone.tokens, alone.action_tokens)
-            assert together.losses is not None
+            both: StepReport = torch.load(tmp_path / f"{shape}-{rank}.pt", weights_only=False)
+            assert both.loss == pytest.approx(alone.loss, abs=1e-5)
+            assert both.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
+            assert (both.tokens, both.action_tokens) == (alone.tokens, alone.action_tokens)
+            assert both.losses is not None
             assert alone.losses is not None
-            assert together.losses.kl == pytest.approx(alone.losses.kl, rel=1e-5)
-            assert together.losses.drop_rates == alone.losses.drop_rates
+            assert both.losses.kl == pytest.approx(alone.losses.kl, rel=1e-5)
+            assert both.losses.drop_rates == alone.losses.drop_rates
     half = torch.load(tmp_path / "half.pt")
     exact = torch.load(tmp_path / "glm-False.pt")
     assert {one.dtype for one in half.values()} == {torch.float32}
@@ -212,26 +211,21 @@ def test_two_ranks_do_what_one_does(tiny_models: Path, tmp_path: Path) -> None:
 
 def _rank(rank: int, models: Path, out: Path) -> None:
     """One of two processes. The second has nothing to do in the last round."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=2)
     rounds = [[[3], [0, 1]], [[2, 4], []]]
     own = [micro_batch([STREAMS[index] for index in of_ranks[rank]]) for of_ranks in rounds]
-    try:
-        for shape in ("glm", "qwen"):
-            for checkpointing in (False, True):
-                trainer = trainer_of(models / shape, activation_checkpointing=checkpointing)
-                found = gradients(trainer, own, actions=ACTIONS)
-                if rank == 0:
-                    torch.save(found, out / f"{shape}-{checkpointing}.pt")
-                trainer.optimiser.zero_grad()
-            if shape == "glm":
-                saved = out / "saved"
-                saved.mkdir(exist_ok=True)
-                save_model(trainer.scorer, models / shape, saved)
-            torch.save(policy_step(trainer, own, Ipo(), version=5), out / f"{shape}-{rank}.pt")
-        half = trainer_of(models / "glm", compute_dtype="bfloat16", activation_checkpointing=True)
-        found = gradients(half, own, actions=ACTIONS)
-        if rank == 0:
-            torch.save(found, out / "half.pt")
-    finally:
-        dist.destroy_process_group()
+    for shape in ("glm", "qwen"):
+        for checkpointing in (False, True):
+            trainer = trainer_of(models / shape, activation_checkpointing=checkpointing)
+            found = gradients(trainer, own, actions=ACTIONS)
+            if rank == 0:
+                torch.save(found, out / f"{shape}-{checkpointing}.pt")
+            trainer.optimiser.zero_grad()
+        if shape == "glm":
+            saved = out / "saved"
+            saved.mkdir(exist_ok=True)
+            save_model(trainer.scorer, models / shape, saved)
+        torch.save(policy_step(trainer, own, Ipo(), version=5), out / f"{shape}-{rank}.pt")
+    half = trainer_of(models / "glm", compute_dtype="bfloat16", activation_checkpointing=True)
+    found = gradients(half, own, actions=ACTIONS)
+    if rank == 0:
+        torch.save(found, out / "half.pt")
