@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -23,6 +23,7 @@ MARKERS = [
     "<tool_call>",
     "</arg_value>",
 ]
+SPECIAL_IDS = set(PLAIN.get_added_tokens_decoder())
 MARKER_IDS = {PLAIN.token_to_id(marker) for marker in MARKERS}
 
 
@@ -41,10 +42,10 @@ def test_a_marker_in_the_template_is_one_token(marker: str) -> None:
 @given(before=st.text(), inside=st.text(), after=st.text())
 @settings(max_examples=200, deadline=None)
 def test_the_border_itself_leaves_no_trace_in_the_ids(before: str, inside: str, after: str) -> None:
+    plain = PLAIN.encode(f"<|user|>{before}{inside}{after}<|assistant|>", add_special_tokens=False).ids
+    assume(not SPECIAL_IDS & set(plain[1:-1]))  # a marker that was drawn means another thing inside
     marked = TOKENIZER.encode(f"<|user|>{before}{TOKENIZER.outside(inside)}{after}<|assistant|>")
-    assert (
-        marked == PLAIN.encode(f"<|user|>{before}{inside}{after}<|assistant|>", add_special_tokens=False).ids
-    )
+    assert marked == plain
 
 
 @given(text=st.text() | st.lists(st.sampled_from([*MARKERS, "\n", "x "])).map("".join))
