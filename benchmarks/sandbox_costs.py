@@ -1,6 +1,6 @@
 """What sandboxes cost: both of our backends beside three ways that others use, in one run.
 
-    python benchmarks/sandboxes.py [--repeats N] [--quick] [--swerex PYTHON]
+    python benchmarks/sandbox_costs.py [--repeats N] [--quick] [--swerex PYTHON]
 
 Every contestant does everything once a round, in an order that moves on by one each round, so that a busy
 machine slows all of them alike. Compare the ratios; the milliseconds are the machine's.
@@ -14,8 +14,7 @@ machine slows all of them alike. Compare the ratios; the milliseconds are the ma
 - episodes/s: start, one command, teardown, over and over.
 
 SWE-ReX takes part where `--swerex` names an interpreter that has it, or this one does; its server counts as
-part of the image (`swerex_client.py`). Needs Docker, and what
-the oci backend needs.
+part of the image (`swerex_client.py`). Needs Docker, and what the oci backend needs.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the package has the name of this file
 
 import docker
 import trio
