@@ -1,4 +1,4 @@
-"""SWE-ReX for `sandboxes.py`, at the other end of two pipes: run by an interpreter that has `swe-rex`.
+"""SWE-ReX for `sandbox_costs.py`, at the other end of two pipes: run by an interpreter that has `swe-rex`.
 
 A line of JSON comes in, `["start", IMAGE]`, `["call", COMMAND]` or `["stop"]`, and one goes out:
 `{"output": TEXT}` or `{"error": REASON}`. Its server is not installed into each container, which takes it
