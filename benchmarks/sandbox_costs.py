@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -139,13 +140,13 @@ class Ours:
             raise RuntimeError(f"{self.name}: not resolved: {result.reason}")
 
 
-class _Peer:
+class _Peer(ABC):
     """What a way of others makes of an episode and of grading, with nothing but calls."""
 
     name: str
 
-    def start(self) -> AbstractAsyncContextManager[Call]:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> AbstractAsyncContextManager[Call]: ...
 
     async def episode(self) -> None:
         async with self.start() as call:
@@ -410,7 +411,7 @@ async def main(rounds: int, calls: int, paces: int, swerex_python: str | None) -
             image = client.images.get(workspace.sandbox.image_id).tags[0]
         # The same files, without the entry point that our sandboxes have.
         plain = io.BytesIO(f"FROM {image}\nENTRYPOINT []\n".encode())
-        client.images.build(fileobj=plain, tag=PLAIN_IMAGE)
+        client.images.build(fileobj=plain, tag=PLAIN_IMAGE, rm=True, forcerm=True)
         stack.callback(client.images.remove, PLAIN_IMAGE)
         contestants: list[Contestant] = [
             Ours("oci", oci, base, image),

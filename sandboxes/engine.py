@@ -144,7 +144,7 @@ def _derive(client: Any, say: Say) -> bool:
         ]
     )
     events: Iterator[dict[str, Any]] = client.build(
-        fileobj=io.BytesIO(dockerfile.encode()), tag=BASE_IMAGE, rm=True, decode=True
+        fileobj=io.BytesIO(dockerfile.encode()), tag=BASE_IMAGE, rm=True, forcerm=True, decode=True
     )
     for event in events:
         if "error" in event:

@@ -28,10 +28,11 @@ import trio
 
 from sandboxes.binaries import binary
 from sandboxes.isolation import rlimits
-from sandboxes.oci_images import STATE, ImageStore, OciImage
+from sandboxes.oci_images import STATE, ImageStore, OciImage, connect_docker
 from sandboxes.oci_place import RUN, Place, cgroups_writable, end_starting, remove_cgroups
 from sandboxes.oci_spec import HOSTS, spec
 from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxLost
+from sandboxes.reaper import remove_orphans
 from sandboxes.wire import ByteStream, Session
 
 FIRST_ID, IDS, SANDBOXES, ENGINES = 1 << 28, 1 << 16, 1024, 56
@@ -98,6 +99,7 @@ class OciEngine:
         self._snapshot_names = itertools.count()
         self._free_ids = list(range(SANDBOXES))
         self._images: dict[str, OciImage] = {}
+        self._finding = trio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -112,6 +114,9 @@ class OciEngine:
         with _number(state) as number:
             engine = cls(number, runtime() or "", state)
             (RUN / str(number) / "hosts").write_text(HOSTS)
+            if client := await trio.to_thread.run_sync(connect_docker):
+                await remove_orphans(client)  # what pins images for engines that were killed
+                client.close()
             try:
                 yield engine
             finally:
@@ -190,9 +195,10 @@ class OciEngine:
         await trio.to_thread.run_sync(partial(shutil.rmtree, self._snapshots / snapshot, ignore_errors=True))
 
     async def _find(self, name: str) -> OciImage:
-        if name not in self._images:
-            self._images[name] = await trio.to_thread.run_sync(self._store.find, name)
-        return self._images[name]
+        async with self._finding:  # one at a time, lest two pin one image
+            if name not in self._images:
+                self._images[name] = await trio.to_thread.run_sync(self._store.find, name)
+            return self._images[name]
 
     async def _start(
         self, place: Place, image: OciImage, workdir: str, limits: Limits, env: dict[str, str]

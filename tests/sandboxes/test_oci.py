@@ -19,7 +19,8 @@ import trio
 from sandboxes import oci, oci_images, oci_place
 from sandboxes.oci import OciEngine, OciSandbox, lacking
 from sandboxes.protocol import ImageUnavailable, Limits, SandboxLost
-from tests.sandboxes.conftest import REPOSITORY, WORKDIR
+from sandboxes.reaper import OWNER_LABEL, owner_label
+from tests.sandboxes.conftest import REPOSITORY, WORKDIR, own_containers
 
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 
@@ -87,7 +88,7 @@ def test_a_snapshot_without_a_name_goes_with_its_engine(base_image: str, tmp_pat
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
             await sandbox.run("echo x >file")
             await sandbox.snapshot()
-        assert list(tmp_path.glob("snapshots/*/*/work/file"))
+        assert list(tmp_path.glob(f"snapshots/*/*{WORKDIR}/file"))
 
     in_engine(body, state=tmp_path)
     assert not list(tmp_path.glob("snapshots/*/*"))
@@ -181,6 +182,19 @@ def test_an_image_that_was_built_again_is_found_as_it_is_now(base_image: str, tm
         subprocess.run(["docker", "rmi", "-f", name], capture_output=True, check=False)
 
 
+def test_nothing_pins_an_image_when_its_engine_is_gone(base_image: str, tmp_path: Path) -> None:
+    """Several sandboxes that start at once share the container that pins their image."""
+
+    async def body(engine: OciEngine) -> int:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(engine.image_id, base_image)
+        return len(own_containers(f"{OWNER_LABEL}={owner_label()}"))
+
+    assert in_engine(body, state=tmp_path) == 1
+    assert own_containers(f"{OWNER_LABEL}={owner_label()}") == []
+
+
 def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_path: Path) -> None:
     """A set-user-id file in a layer would be root's on this machine."""
     state = tmp_path / "state"
@@ -189,7 +203,7 @@ def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_p
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
             await sandbox.run("cp /bin/sh sh; chmod 4755 sh")
             await sandbox.snapshot()
-        [shell] = state.glob("snapshots/*/*/work/sh")
+        [shell] = state.glob(f"snapshots/*/*{WORKDIR}/sh")
         assert shell.stat().st_mode & 0o4000
         assert state.stat().st_mode & 0o077 == 0
 

@@ -17,6 +17,7 @@ from sandboxes.oci import OciEngine, lacking
 from sandboxes.oci_images import ImageStore
 from sandboxes.protocol import ImageUnavailable, Limits
 from sandboxes.registry import PulledImages
+from tests.sandboxes.conftest import WORKDIR
 from tests.sandboxes.registry_server import Registry, serving
 from tests.swe_env.test_cli import call, refusal
 
@@ -163,7 +164,7 @@ def test_what_is_unknown_cannot_be_pinned_or_removed(group: str) -> None:
 @needs_oci
 def test_an_exported_image_needs_docker_no_more(base_image: str, group: str, state: Path) -> None:
     name = f"{group}/mine:1"
-    build(name, f"FROM {base_image}\nRUN rm /etc/issue && mkdir /work && echo old >/work/file\n")
+    build(name, f"FROM {base_image}\nRUN rm /etc/issue && mkdir {WORKDIR} && echo old >{WORKDIR}/file\n")
     done("export", name)
     assert row(name).split()[1:4] == ["exported", "docker,", "oci"]
     docker("rmi", name)
@@ -178,7 +179,7 @@ def test_an_exported_image_needs_docker_no_more(base_image: str, group: str, sta
 
 
 async def says(engine: OciEngine, name: str, text: str) -> None:
-    async with engine.sandbox(name, workdir="/work", limits=Limits()) as sandbox:
+    async with engine.sandbox(name, workdir=WORKDIR, limits=Limits()) as sandbox:
         result = await sandbox.run("cat file 2>/dev/null; test -e /etc/issue || echo gone")
         assert result.text == (f"{text}\ngone\n" if text else "")
 
@@ -203,7 +204,7 @@ def test_sealed_starts_that_nobody_uses_are_removed(
 
     async def seal(engine: OciEngine) -> None:
         for tag in sealed:
-            async with engine.sandbox(base_image, workdir="/work", limits=Limits()) as sandbox:
+            async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
                 await sandbox.run("head -c 1M /dev/zero >file")
                 await engine.commit(sandbox, tag=tag, labels={})
 
