@@ -60,11 +60,17 @@ class Turn(BaseModel):
 class Chat:
     """Messages to token ids and back, for one tokenizer and one set of tools."""
 
-    def __init__(self, tokenizer: TextTokenizer, family: Family, tools: list[dict[str, Any]]) -> None:
-        """`tools` are JSON schemas in the OpenAI shape. Raises `TokenizerError` if markers are missing."""
+    def __init__(
+        self, tokenizer: TextTokenizer, family: Family, tools: list[dict[str, Any]], *, announce: bool = True
+    ) -> None:
+        """`tools` are JSON schemas in the OpenAI shape; without `announce` prompts do not describe them.
+
+        Raises `TokenizerError` if markers are missing.
+        """
         self.tokenizer = tokenizer
         self.family: Family = family
         self.tools = cast("list[ToolSpec]", tools)
+        self._announced = self.tools if announce else None
         try:
             self._renderer = _renderer(tokenizer, family)
         except AssertionError as error:
@@ -78,7 +84,7 @@ class Chat:
     def start(self, messages: list[dict[str, Any]]) -> list[int]:
         """The first prompt: all messages, and the marker after which the policy speaks [tokens]."""
         return self._renderer.render_ids(
-            [self._mark(message) for message in messages], tools=self.tools, add_generation_prompt=True
+            [self._mark(message) for message in messages], tools=self._announced, add_generation_prompt=True
         )
 
     def extend(
@@ -91,7 +97,7 @@ class Chat:
         """
         marked = [self._mark(message) for message in messages]
         bridged: RenderedTokens | None = self._renderer.bridge_to_next_turn(
-            prompt_ids, completion_ids, marked, tools=self.tools
+            prompt_ids, completion_ids, marked, tools=self._announced
         )
         so_far = prompt_ids + completion_ids
         if bridged is None or bridged.token_ids[: len(so_far)] != so_far:
@@ -127,9 +133,11 @@ class Chat:
         """
         user: dict[str, Any] = {"role": "user", "content": "x"}
         follower = {"role": "tool" if message.get("tool_calls") else "user", "content": "x"}
-        prompt = self._renderer.render_ids([self._mark(user)], tools=self.tools, add_generation_prompt=True)
+        prompt = self._renderer.render_ids(
+            [self._mark(user)], tools=self._announced, add_generation_prompt=True
+        )
         whole = self._renderer.render_ids(
-            [self._mark(user), self._mark(message), self._mark(follower)], tools=self.tools
+            [self._mark(user), self._mark(message), self._mark(follower)], tools=self._announced
         )
         spoken = whole[len(prompt) :]
         for index, token in enumerate(spoken):
@@ -242,10 +250,12 @@ def _renderer(tokenizer: TextTokenizer, family: Family) -> Renderer:
             return Llama3Renderer(tokenizer, Llama3RendererConfig())
 
 
-def load_chat(model: Path, tools: list[dict[str, Any]], family: Family | None = None) -> Chat:
+def load_chat(
+    model: Path, tools: list[dict[str, Any]], family: Family | None = None, *, announce: bool = True
+) -> Chat:
     """The chat format of a model directory, by its config.json unless `family` is given.
 
-    Raises :class:`TokenizerError`.
+    The rest is :class:`Chat`'s. Raises :class:`TokenizerError`.
     """
     if family is None:
         try:
@@ -260,4 +270,4 @@ def load_chat(model: Path, tools: list[dict[str, Any]], family: Family | None = 
                 f"model type {model_type!r} has no chat format here: choose --family {known}"
             )
         family = FAMILIES[model_type]
-    return Chat(TextTokenizer(model), family, tools)
+    return Chat(TextTokenizer(model), family, tools, announce=announce)

@@ -41,7 +41,7 @@ async def check(url: str, *, model: str = "policy", sampling: Sampling | None = 
     token endpoint closed, or reports logprobs that training at this temperature cannot use.
     """
     temperature = (sampling or Sampling()).temperature
-    async with _client(url, deadline=120) as client:
+    async with client_for(url, deadline=120) as client:
         models = _read(_Models, await _exchange(client, "GET", "/v1/models", deadline=120), url)
         served = {entry.id: entry.max_model_len for entry in models.data}
         if model not in served:
@@ -107,7 +107,7 @@ class VllmPolicy:
         policy. `label` is what records call the model. Awaits nothing and does not touch the server: see
         :func:`check`.
         """
-        async with _client(url, deadline) as client:
+        async with client_for(url, deadline) as client:
             drawn = sampling or Sampling()
             yield cls(client, model, drawn, stop_token_ids, deadline, label or model)
 
@@ -220,7 +220,7 @@ class _Version(BaseModel):
     version: str
 
 
-def _client(url: str, deadline: float) -> httpx.AsyncClient:
+def client_for(url: str, deadline: float) -> httpx.AsyncClient:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -251,21 +251,21 @@ async def _exchange(
                 break
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = (
-                    f"no vLLM answers at {url} ({_one_line(error)}): start one with "
+                    f"no vLLM answers at {url} ({one_line(error)}): start one with "
                     "`vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs`"
                 )
                 continue
             except httpx.TransportError as error:
-                failure = f"{url} broke off ({_one_line(error)}): see the server's log"
+                failure = f"{url} broke off ({one_line(error)}): see the server's log"
                 continue
             except httpx.HTTPError as error:  # undecodable, redirects in a circle
-                raise PolicyError(f"{url} answers garbled HTTP ({_one_line(error)}): is it vLLM?") from None
+                raise PolicyError(f"{url} answers garbled HTTP ({one_line(error)}): is it vLLM?") from None
             if response.status_code == 200:
                 return response.content
             if response.status_code < 500:
                 raise _refusal(response, url)
             failure = (
-                f"{url} failed, HTTP {response.status_code} ({_message(response)}): see the server's log"
+                f"{url} failed, HTTP {response.status_code} ({explanation(response)}): see the server's log"
             )
         if failure:
             raise PolicyError(failure)
@@ -276,7 +276,7 @@ async def _exchange(
 
 
 def _refusal(response: httpx.Response, url: str) -> PolicyError | ContextOverflow:
-    message, status = _message(response), response.status_code
+    message, status = explanation(response), response.status_code
     if status == 400 and re.search(r"maximum (model|context) length", message):
         return ContextOverflow(message)
     match status:
@@ -291,15 +291,15 @@ def _refusal(response: httpx.Response, url: str) -> PolicyError | ContextOverflo
     return PolicyError(f"{url} refused {response.request.url.path} with HTTP {status} ({message}): {cure}")
 
 
-def _message(response: httpx.Response) -> str:
+def explanation(response: httpx.Response) -> str:
     """The server's own explanation, on one line."""
     try:
-        return _one_line(response.json()["error"]["message"])
+        return one_line(response.json()["error"]["message"])
     except (ValueError, TypeError, KeyError):
-        return _one_line(response.text) or "no explanation"
+        return one_line(response.text) or "no explanation"
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
     line = " ".join(str(text).split())
     return line if len(line) <= 300 else line[:300] + "..."
 
@@ -311,7 +311,7 @@ def _read(shape: type[Shape], content: bytes, url: str) -> Shape:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = f"{where}: {first['msg']}" if where else first["msg"]
-        raise PolicyError(f"{url} answered as vLLM does not ({_one_line(what)}): is it vLLM?") from None
+        raise PolicyError(f"{url} answered as vLLM does not ({one_line(what)}): is it vLLM?") from None
 
 
 def _checked(answer: _Answer, url: str, *, stop_token_ids: frozenset[int], max_tokens: int) -> Completion:

@@ -211,6 +211,7 @@ app.add_typer(cli_images.images_app, name="images")
 app.command("eval")(cli_eval.evaluate)
 app.command("grade")(cli_eval.grade)
 app.command("sft")(cli_train.sft)
+app.command("train")(cli_train.train)
 tasks_app.command("validate")(cli_eval.validate_tasks)
 
 

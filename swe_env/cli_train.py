@@ -1,4 +1,4 @@
-"""`swe-env sft`: a model trained on what the policy of a run's episodes did."""
+"""`swe-env train` and `swe-env sft`: a policy that gets better, and one that does as it was shown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sandboxes.backends import Backend
 from swe_env.display import console
-from swe_env.sft import Progress, read_config, train
+from swe_env.sft import Progress, read_config
+from swe_env.sft import train as fine_tune
 from swe_env.terminal import guard, run_async, say
+from swe_env.train import train as reinforce
+from swe_env.train_screen import TrainScreen
+from swe_env.training import read_training
 
 
 def sft(
@@ -60,9 +65,27 @@ def sft(
     )
     say(f"training {config.model} on {config.episodes}")
     with _live() as show:
-        run_async(lambda: train(config, show), interrupted="stopping: nothing is written")
+        run_async(lambda: fine_tune(config, show), interrupted="stopping: nothing is written")
     console.print(f"model     {config.out}", soft_wrap=True)
     console.print(f"metrics   {config.out / 'metrics.jsonl'}", soft_wrap=True)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="TOML file: see configs/.")],
+    out: Annotated[Path, typer.Option(help="Directory of the training; asked again, it goes on.")],
+    seed: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
+    sandbox: Annotated[Backend | None, typer.Option(help="auto, oci or docker.")] = None,
+) -> None:
+    """Train a policy by reinforcement learning on the tasks it plays."""
+    asked = guard(lambda: read_training(config, {"seed": seed, "steps": steps, "sandbox": sandbox}))
+    with TrainScreen.live() as screen:
+        where = run_async(
+            lambda: reinforce(asked, out.absolute(), screen, say),
+            interrupted="stopping: the same command goes on from here",
+        )
+    console.print(f"model     {where.weights(asked.steps)}", soft_wrap=True)
+    console.print(f"metrics   {where.metrics}", soft_wrap=True)
 
 
 @contextmanager

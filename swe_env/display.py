@@ -86,10 +86,11 @@ class Board:
         if not out.is_terminal:
             yield board
             return
-        with Live(get_renderable=board._render, console=out, refresh_per_second=8, transient=True):
+        with Live(get_renderable=board.rendered, console=out, refresh_per_second=8, transient=True):
             yield board
 
-    def _render(self) -> Group:
+    def rendered(self) -> Group:
+        """As it is now."""
         counts = Counter(self._stages.values())
         now = "   ".join(f"{counts[stage]} {word}" for stage, word in _STAGES.items())
         speed = self._progress.tasks[0].speed

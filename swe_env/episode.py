@@ -22,7 +22,7 @@ from agents.prompts import Prompts
 from agents.tools import ToolLimits
 from sandboxes.protocol import Sandbox, SandboxError
 from sandboxes.repository import Patch, PatchError, printable
-from swe_env.grading import Grade, Mode, grade
+from swe_env.grading import Grade, Grader, Mode, grade
 from swe_env.workspace import Workspaces
 from tasks.model import Task
 
@@ -54,7 +54,7 @@ class Episode(BaseModel):
     error: str = ""
     """What infrastructure did, in one line; empty for the policy's own endings."""
     reward: float | None
-    """None after an infrastructure failure: there is nothing to learn from it."""
+    """None after an infrastructure failure, which nothing can be learnt from, and where nobody graded."""
     grade: Grade | None = None
     segments: list[Segment] = []
     turns: list[TurnRecord] = []
@@ -95,12 +95,14 @@ async def run_episode(
     budget: Budget | None = None,
     tool_limits: ToolLimits | None = None,
     mode: Mode = "strict",
+    grader: Grader | None = grade,
     episode_id: str | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Episode:
     """Play `task` with `policy` and grade the result. Raises nothing that infrastructure can cause.
 
-    `watch` is told which stage begins. Cancellation is the caller's: it removes both sandboxes.
+    Without a `grader` there is no reward: a demonstration to be learnt from. `watch` is told which stage
+    begins. Cancellation is the caller's: it removes both sandboxes.
     """
     budget, tool_limits = budget or Budget(), tool_limits or ToolLimits()
     view, began = task.view(), time.monotonic()
@@ -140,10 +142,10 @@ async def run_episode(
     except Exception as bug:
         end, error = End.INTERNAL_ERROR, _where(bug)
     grading, result = time.monotonic(), None
-    if not end.is_infrastructure:
+    if grader is not None and not end.is_infrastructure:
         watch("grade")
         try:
-            result = await grade(task, patch.data, workspaces, mode)
+            result = await grader(task, patch.data, workspaces, mode)
         except SandboxError as failure:
             end, error = End.GRADER_ERROR, str(failure)
         except Exception as bug:

@@ -13,7 +13,7 @@ import secrets
 import shlex
 import time
 from importlib import resources
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,6 +71,12 @@ class Grade(BaseModel):
     seconds: float = 0.0
     log: bytes = Field(default=b"", exclude=True, repr=False)
     """Everything the test run printed; kept beside the episode."""
+
+
+class Grader(Protocol):
+    """:func:`grade`, or something that answers as it does."""
+
+    async def __call__(self, task: Task, patch: bytes, workspaces: Workspaces, mode: Mode, /) -> Grade: ...
 
 
 async def grade(task: Task, patch: bytes, workspaces: Workspaces, mode: Mode = "strict") -> Grade:

@@ -54,7 +54,9 @@ def make_plan(request: RunRequest) -> Plan:
     if request.mode == "official":
         _require_swebench(tasks)
     prompts = load_prompts(request.prompts)
-    chat = load_chat(request.model or TINY_GLM, prompts.tools, request.family)
+    chat = load_chat(
+        request.model or TINY_GLM, prompts.tools, request.family, announce=prompts.announce_tools
+    )
     recording = load_recording(Path(argument), chat) if kind == "replay" else None
     if recording is not None:
         tasks = [task for task in tasks if task.id == recording.task_id]

@@ -37,7 +37,7 @@ async def play(
     before the episode begins; what goes wrong after is the episode's `end` and `error`.
     """
     words = load_prompts(prompts)
-    chat = load_chat(model, words.tools)
+    chat = load_chat(model, words.tools, announce=words.announce_tools)
     if lacking() or not ImageStore().known(BASE_IMAGE):
         await trio.to_thread.run_sync(partial(ensure_base_image, lambda _: None))
     async with (

@@ -42,6 +42,8 @@ class RunRequest(BaseModel):
     sampling: Sampling = Sampling()
     mode: Mode = "strict"
     """How patches are graded."""
+    graded: bool = True
+    """False for demonstrations that are only to be learnt from: nothing is graded or earned."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode that infrastructure ended."""
     sandbox: Backend = "auto"

@@ -16,6 +16,7 @@ from agents.vllm import Served, VllmPolicy, check
 from sandboxes.backends import connect
 from sandboxes.protocol import Say
 from swe_env.episode import Episode, grade_patch, run_episode
+from swe_env.grading import grade
 from swe_env.images import workspaces_for
 from swe_env.plan import Plan, make_plan
 from swe_env.policies import replay, scripted
@@ -95,6 +96,7 @@ async def _play_missing(
                 prompts=plan.prompts,
                 budget=budget,
                 mode=request.mode,
+                grader=grade if request.graded else None,
                 episode_id=name,
                 watch=watch,
             )

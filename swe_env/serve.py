@@ -23,6 +23,14 @@ import trio
 from sandboxes.protocol import Say
 from swe_env.vllm_launcher import PARENT
 
+UPDATABLE = (
+    "--worker-extension-cls",
+    "trainer.vllm_weights.Worker",
+    "--weight-transfer-config",
+    '{"backend": "disk"}',
+)
+"""Arguments of a server that is to take new weights from a directory (:mod:`agents.weights`)."""
+
 
 class ServerFailed(Exception):
     """vLLM did not start, or died. One line: cause, and the log or the cure."""

@@ -6,23 +6,18 @@ what it does in lines of JSON. This side shows them, and ends that process when 
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
-import trio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents.tokenizer import TextTokenizer, TokenizerError
 from swe_env.rundir import RunError, draft_of
-from swe_env.vllm_launcher import PARENT
+from swe_env.trainer_process import trainer_process
 from swe_env.where import parse_where
 
 
@@ -106,62 +101,16 @@ async def train(config: SftConfig, show: Callable[[Progress], None]) -> None:
     Cancellation ends that process, which removes what it had begun to write; at most 10 seconds.
     Raises :class:`RunError` with the reason if it fails.
     """
-    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as errors:
-        file = Path(scratch) / "sft.json"
-        file.write_text(config.model_dump_json())
-        # from this thread: the kernel tells a child when the thread that began it ends
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "trainer.sft", str(file)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
-            start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
-        )
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, errors = Path(scratch) / "sft.json", Path(scratch) / "errors"
+        asked.write_text(config.model_dump_json())
         try:
-            async for line in _lines(process):
-                with suppress(ValidationError):  # what a library prints is not for us
-                    show(Progress.model_validate_json(line))
-            while process.poll() is None:  # noqa: ASYNC110 - nothing to await
-                await trio.sleep(0.02)
+            async with trainer_process("trainer.sft", asked, errors=errors) as process:
+                while (line := await process.line()) is not None:
+                    with suppress(ValidationError):  # what a library prints is not for us
+                        show(Progress.model_validate_json(line))
         finally:
-            await _end(process)
             shutil.rmtree(draft_of(config.out), ignore_errors=True)  # if it had to be killed
-        if process.returncode != 0:
-            raise RunError(_reason(errors, process.returncode))
-
-
-async def _lines(process: subprocess.Popen[bytes]) -> AsyncGenerator[bytes]:
-    assert process.stdout is not None
-    async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as stream:
-        rest = b""
-        async for part in stream:
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                yield line
-
-
-async def _end(process: subprocess.Popen[bytes]) -> None:
-    """TERM, and KILL after 10 seconds; returns when it is gone."""
-    with trio.CancelScope(shield=True):
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is None:
-                os.killpg(process.pid, sign)
-            with trio.move_on_after(10):
-                while process.poll() is None:  # noqa: ASYNC110 - nothing to await
-                    await trio.sleep(0.02)
-                break
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _reason(errors: IO[bytes], code: int) -> str:
-    """Why training failed, in one line: the last of what it wrote to standard error."""
-    errors.seek(0)
-    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    if code == -signal.SIGKILL:
-        return "training was killed, most likely for want of memory: lower micro_batch_tokens"
-    return lines[-1] if lines else f"training ended with exit code {code} and no word"
 
 
 def tokenizer_sha256(model: Path) -> str:

@@ -6,7 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +93,14 @@ def glm_server(tiny_glm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @contextmanager
-def running(model_dir: Path, log_path: Path) -> Iterator[Server]:
+def running(model_dir: Path, log_path: Path, extra_args: Sequence[str] = ()) -> Iterator[Server]:
     """`serve` for synchronous tests: its trio loop lives in a thread until the block is left."""
     started: queue.Queue[tuple[Server, trio.Event, trio.lowlevel.TrioToken] | BaseException] = queue.Queue()
 
     async def keep() -> None:
-        async with serve(model_dir, log_path=log_path, max_model_len=CONTEXT) as server:
+        async with serve(
+            model_dir, log_path=log_path, max_model_len=CONTEXT, extra_args=extra_args
+        ) as server:
             stop = trio.Event()
             started.put((server, stop, trio.lowlevel.current_trio_token()))
             await stop.wait()

@@ -12,25 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from swe_env.episode import Episode
-
-
-class Penalty(BaseModel):
-    """What an episode costs, at most, off its reward; 0 is off.
-
-    Each cost is taken relative to the largest of the group and times the group's mean reward: where nothing
-    is solved nothing is asked for, and brevity counts fully once everything is.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    input_tokens: float = Field(default=0.0, ge=0, le=1)
-    """For tokens that the policy read: prompts and observations."""
-    action_tokens: float = Field(default=0.0, ge=0, le=1)
-    """For tokens that it sampled."""
-    turns: float = Field(default=0.0, ge=0, le=1)
+from swe_env.training import Penalty
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -112,7 +113,7 @@ def load_checkpoint(trainer: Trainer, directory: Path) -> dict[str, JsonValue] |
         tensors = _tensors(trainer, optimised=state.optimised)
         with _one_rank_is_fine():
             state_dict_loader.load(tensors, checkpoint_id=path)
-        set_model_state_dict(trainer.scorer, tensors["model"])
+        set_model_state_dict(trainer.scorer, tensors["model"], options=_TRAINED)
         if state.optimised:
             set_optimizer_state_dict(trainer.scorer, trainer.optimiser, tensors["optimiser"])
         if state.ranks == ranks():
@@ -133,12 +134,16 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""Without what is frozen: it is in the model that training began with."""
+
+
 def _tensors(trainer: Trainer, *, optimised: bool | None = None) -> dict[str, Any]:
     """Weights, buffers and moments by name, sharded as they are.
 
     An optimiser without moments is left out: to be asked for them would make it begin to count steps.
     """
-    found: dict[str, Any] = {"model": get_model_state_dict(trainer.scorer)}
+    found: dict[str, Any] = {"model": get_model_state_dict(trainer.scorer, options=_TRAINED)}
     if bool(trainer.optimiser.state) if optimised is None else optimised:
         found["optimiser"] = get_optimizer_state_dict(trainer.scorer, trainer.optimiser)
     return found

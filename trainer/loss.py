@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+
+from swe_env.training import Dppo, IcePop, Ipo, LossConfig, Unmasked
 
 LOG_RATIO_CAP = 10.0
 """Largest |log r| that is trained on. e^10 is 22,026: a single such token outweighs a whole batch. IPO and
@@ -62,49 +62,6 @@ class ActionTokens:
     def capped(self) -> Tensor:
         """True where |log r| is above `LOG_RATIO_CAP` [actions]."""
         return self.log_ratio.detach().abs() > LOG_RATIO_CAP
-
-
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Ipo(_Config):
-    """Keep a token if |π - μ| ≤ ε, whatever the sign of Â (prime-rl; PRs 1930, 2798, 3418, 3586)."""
-
-    kind: Literal["ipo"] = "ipo"
-    epsilon: float = Field(default=0.3, gt=0, le=1)
-    kl_tau: float = Field(default=0.0, ge=0)
-    """Weight of (log r)². prime-rl had ε = 0.1 and τ = 1e-3 before it settled on these."""
-
-
-class IcePop(_Config):
-    """Keep a token if α ≤ r ≤ β (Ring-1T, arXiv 2510.18855; bounds of INTELLECT-3, arXiv 2512.16144)."""
-
-    kind: Literal["icepop"] = "icepop"
-    alpha: float = Field(default=0.2, gt=0, le=1)
-    beta: float = Field(default=5.0, ge=1)
-
-
-class Dppo(_Config):
-    """Drop a token that has already moved by δ to where Â pushes it (binary TV, arXiv 2602.04879)."""
-
-    kind: Literal["dppo"] = "dppo"
-    delta_low: float = Field(default=0.2, gt=0, le=1)
-    """For Â < 0: drop if π - μ < -δ."""
-    delta_high: float = Field(default=0.2, gt=0, le=1)
-    """For Â > 0: drop if π - μ > δ."""
-    kl_tau: float = Field(default=1e-3, ge=0)
-    """Weight of (log r)²."""
-
-
-class Unmasked(_Config):
-    """Keep every token: importance weighting alone, the baseline that the masks are compared with."""
-
-    kind: Literal["unmasked"] = "unmasked"
-
-
-MaskConfig = Ipo | IcePop | Dppo
-LossConfig = Annotated[Ipo | IcePop | Dppo | Unmasked, Field(discriminator="kind")]
 
 
 def policy_loss(tokens: ActionTokens, config: LossConfig, *, global_actions: int) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from trainer.loss import LOG_RATIO_CAP, ActionTokens, Dppo, IcePop, Ipo, LossConfig, MaskConfig, dropped
+from swe_env.training import Dppo, IcePop, Ipo, LossConfig, MaskConfig
+from trainer.loss import LOG_RATIO_CAP, ActionTokens, dropped
 
 QUANTILES = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from trainer.loss import LOG_RATIO_CAP, ActionTokens, Dppo, IcePop, Ipo, LossConfig, dropped
+from swe_env.training import Dppo, IcePop, Ipo, LossConfig
+from trainer.loss import LOG_RATIO_CAP, ActionTokens, dropped
 
 MASKS: list[LossConfig] = [Ipo(), IcePop(), Dppo()]
 EXAMPLES = [(0.9, 0.5), (0.9, 0.2), (0.005, 0.05), (0.01, 0.06)]

@@ -11,32 +11,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from swe_env.rundir import RunError
+from swe_env.training import LoraConfig, ModelConfig
 from trainer.scoring import Scorer
-
-
-class ModelConfig(BaseModel):
-    """How a model is held and computed. Master weights are float32 in any case."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of matrix products. Unsharded, bfloat16 is autocast, and the head stays in float32; sharded, FSDP
-    gathers weights as bfloat16, the head among them, and adds gradients up in float32."""
-    activation_checkpointing: bool = False
-    """Keep only what goes into each layer; compute the rest again in the backward pass."""
-    shard: bool = False
-    """Also on one rank. More than one is always sharded."""
 
 
 def load_scorer(directory: Path, config: ModelConfig, device: torch.device | str = "cpu") -> Scorer:
@@ -44,7 +31,11 @@ def load_scorer(directory: Path, config: ModelConfig, device: torch.device | str
 
     Raises OSError or ValueError, of transformers, for a directory that holds no causal language model.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    frozen = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
+    dtype = frozen if config.lora is not None else torch.float32
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    if config.lora is not None:
+        _add_adapters(model, config.lora)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     scorer = Scorer(model.to(device))
@@ -52,6 +43,26 @@ def load_scorer(directory: Path, config: ModelConfig, device: torch.device | str
     if config.shard or ranks() > 1:
         _shard(scorer, config, torch.device(device).type)
     return scorer
+
+
+def _add_adapters(model: Any, config: LoraConfig) -> None:
+    """Freeze `model`, and put float32 matrices beside its targets, within the same class of model."""
+    try:
+        import peft
+    except ImportError:
+        raise RunError("peft is not installed: pip install 'swe-env[lora]'") from None
+    names = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in config.targets]
+    if not names:
+        raise RunError(f"trainer.lora.targets: the model has no layers {', '.join(config.targets)}")
+    asked = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=names, lora_dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # every rank draws the same matrices, of which it keeps its part
+        model.add_adapter(asked)
+    model._hf_peft_config_loaded = False  # else save_pretrained writes adapters instead of the model
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def save_model(scorer: Scorer, source: Path, out: Path) -> None:
@@ -107,20 +118,32 @@ def _shard(scorer: Scorer, config: ModelConfig, device_type: str) -> None:
 
 
 def _whole(model: Any, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state of `model` on the first rank's CPU, parameters in `dtype`; nothing on the others.
+    """The state of `model` on the first rank's CPU, parameters in `dtype`, adapters added in; nothing on the
+    others.
 
     One tensor at a time is gathered: a rank's accelerator never holds the whole model.
     """
+    adapters = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     parameters = {name for name, _ in model.named_parameters()}
     tied: set[str] = set(model.all_tied_weights_keys or ())
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if name in tied:  # the same tensor as another
+        if name in tied or ".lora_" in name:  # the same tensor as another, or part of one
             continue
-        whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        whole = _gathered(tensor)
+        layer, is_adapted, rest = name.partition(".base_layer.")
+        if is_adapted and rest == "weight":
+            module = adapters[layer]
+            down, up = (_gathered(side["default"].weight) for side in (module.lora_A, module.lora_B))
+            whole = whole.float() + module.scaling["default"] * (up.float() @ down.float())
         if rank() == 0:
-            state[name] = whole.to("cpu", dtype if name in parameters else None, copy=True)
+            final = f"{layer}.{rest}" if is_adapted else name
+            state[final] = whole.to("cpu", dtype if name in parameters else None, copy=True)
     return state
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _dtype(directory: Path) -> torch.dtype:

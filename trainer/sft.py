@@ -10,27 +10,26 @@ Not done: resuming. An interrupted training leaves nothing and begins again.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from swe_env.episode import Episode
 from swe_env.rundir import RunDir, RunError, appearing
 from swe_env.sft import Progress, SftConfig, tokenizer_sha256
+from swe_env.training import ModelConfig, OptimiserConfig
 from swe_env.vllm_launcher import die_with_parent
 from swe_env.where import parse_where
-from trainer.model import ModelConfig, load_scorer, rank, ranks, save_model
+from trainer.model import load_scorer, rank, ranks, save_model
 from trainer.packing import Stream, pack, streams
-from trainer.step import OptimiserConfig, make_trainer, supervised_step
+from trainer.processes import process_group, stop_on_term
+from trainer.step import make_trainer, supervised_step
 
 
 def train(config: SftConfig, show: Callable[[Progress], None], device: torch.device | str = "cpu") -> None:
@@ -135,35 +134,14 @@ def _check_vocabulary(made: Sequence[Stream], size: int, config: SftConfig) -> N
         )
 
 
-@contextmanager
-def _process_group() -> Generator[torch.device]:
-    """What torchrun arranged, if it did: the group of ranks, and this one's device."""
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if together:
-        dist.init_process_group("nccl" if on_gpu else "gloo")
-    try:
-        yield device
-    finally:
-        if together:
-            dist.destroy_process_group()
-
-
-def _stop(*_: object) -> NoReturn:
-    sys.exit(143)  # SystemExit: drafts are removed on the way out
-
-
 def main() -> None:
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop_on_term)
     die_with_parent()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     transformers_logging.disable_progress_bar()
     try:
         config = SftConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-        with _process_group() as device:
+        with process_group() as device:
             train(config, lambda progress: print(progress.model_dump_json(), flush=True), device)
     except (RunError, OSError, ValueError) as error:
         sys.exit(" ".join(str(error).split()))

@@ -18,45 +18,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
-from trainer.loss import ActionTokens, LossConfig, policy_loss
+from swe_env.training import LossConfig, ModelConfig, OptimiserConfig
+from trainer.loss import ActionTokens, policy_loss
 from trainer.loss_report import LossReport, report
-from trainer.model import ModelConfig, ranks, total
+from trainer.model import ranks, total
 from trainer.packing import MicroBatch
 from trainer.scoring import Scorer, Scores
 
 log = logging.getLogger(__name__)
-
-
-class OptimiserConfig(BaseModel):
-    """AdamW, its schedule, and the longest step that a gradient may ask for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """The largest one, at the end of the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps of a linear rise; the first has 1/warmup_steps of the learning rate, not 0."""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    total_steps: int | None = Field(default=None, ge=1)
-    """Where the decay ends, warm-up included. It must be given where there is one."""
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Of the learning rate, from `total_steps` on."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Of matrices; biases and norms have none."""
-    clip_norm: float = Field(default=1.0, gt=0)
-    """Gradients of a larger global norm are scaled down to it; infinity is off."""
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,33 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from trainer.tiny_copying import prepare_to_copy
 from trainer.tiny_tokenizer import FILE
 
 Shape = Literal["glm", "qwen", "llama"]
 
 
 def make_tiny_model(
-    out: Path, *, shape: Shape = "glm", seed: int = 0, dtype: torch.dtype = torch.float32
+    out: Path,
+    *,
+    shape: Shape = "glm",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    to_learn: bool = False,
 ) -> int:
-    """Write a model directory to `out` and return its number of parameters."""
+    """Write a model directory to `out` and return its number of parameters.
+
+    Its weights are such that mistakes show (no bias is zero, no distribution flat), or, `to_learn`, such
+    that a short training gets far.
+    """
     tokenizer = family_tokenizer(shape)
     stops = [token_id(tokenizer, token) for token in STOPS[shape]]
     torch.manual_seed(seed)
     model = _build(shape, vocab_size=len(tokenizer), stops=stops)
-    _make_nontrivial(model)
+    if not to_learn:
+        _make_nontrivial(model)
+    elif shape == "glm":
+        prepare_to_copy(model)
     model.to(dtype)
     model.generation_config = GenerationConfig(
         eos_token_id=stops, pad_token_id=stops[0], do_sample=True, temperature=1.0
@@ -166,10 +179,11 @@ def main() -> None:
     parser.add_argument("--shape", choices=get_args(Shape), default="glm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--to-learn", action="store_true", help="weights to train, not to test with")
     args = parser.parse_args()
     start = time.monotonic()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
-    count = make_tiny_model(args.out, shape=args.shape, seed=args.seed, dtype=dtype)
+    count = make_tiny_model(args.out, shape=args.shape, seed=args.seed, dtype=dtype, to_learn=args.to_learn)
     print(f"{args.out}: {args.shape}, {count:,} parameters, {time.monotonic() - start:.1f} s")
 
 

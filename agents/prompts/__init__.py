@@ -1,8 +1,10 @@
 """The words the policy reads: four files a set, for people to edit.
 
 `system.txt` and `task.txt` ({workdir}, {problem_statement} are filled in), `tools.json` (JSON schemas in
-the OpenAI shape), `feedback.toml` (what a turn that cannot be carried out is answered). `default` is for
-models that can read; `tiny` says the least, for policies with a thousand-token vocabulary.
+the OpenAI shape; as `{"announce": false, "tools": [...]}` the tools are there, but prompts do not describe
+them, for a policy that was trained on them), `feedback.toml` (what a turn that cannot be carried out is
+answered). `default` is for models that can read; `tiny` says the least, for policies with a thousand-token
+vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,6 +34,8 @@ class Prompts(BaseModel):
     system: str
     task: str
     tools: list[dict[str, Any]]
+    announce_tools: bool
+    """Prompts describe the tools."""
     feedback: dict[str, str]
     sha256: str
     """Of all four files: two runs with the same digest said the same words."""
@@ -65,7 +69,9 @@ def load_prompts(name_or_dir: str = "default") -> Prompts:
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"{directory / file}: {error}; copy it from the default set") from None
     try:
-        tools = json.loads(texts["tools.json"])
+        content: Any = json.loads(texts["tools.json"])
+        announce = isinstance(content, list) or bool(content["announce"])
+        tools = cast("list[dict[str, Any]]", content if isinstance(content, list) else content["tools"])
         _ = [tool["function"]["parameters"]["properties"] for tool in tools]
     except (ValueError, KeyError, TypeError) as error:
         raise PromptError(f"{directory / 'tools.json'}: not a list of tool schemas ({error!r})") from None
@@ -77,5 +83,10 @@ def load_prompts(name_or_dir: str = "default") -> Prompts:
         raise PromptError(f"{directory / 'feedback.toml'}: lacks {sorted(missing)[0]!r}")
     digest = hashlib.sha256("\0".join(texts[file] for file in _FILES).encode()).hexdigest()
     return Prompts(
-        system=texts["system.txt"], task=texts["task.txt"], tools=tools, feedback=feedback, sha256=digest
+        system=texts["system.txt"],
+        task=texts["task.txt"],
+        tools=tools,
+        announce_tools=announce,
+        feedback=feedback,
+        sha256=digest,
     )

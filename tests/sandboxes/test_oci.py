@@ -281,20 +281,22 @@ trio.run(main)
 def test_a_client_killed_at_a_random_moment_leaves_nothing_after_the_next_start(
     base_image: str, seed: int
 ) -> None:
-    client = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", CLIENT, base_image], stdout=subprocess.PIPE, cwd=REPOSITORY
-    )
-    assert client.stdout is not None
-    number = client.stdout.readline().decode().strip()
-    time.sleep(random.Random(seed).uniform(0, 0.5))
-    if seed % 2:  # the runtimes, too
-        runtimes = subprocess.run(
-            ["pgrep", "-P", str(client.pid)], capture_output=True, text=True, check=False
-        )
-        for pid in runtimes.stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
-    client.kill()
-    client.wait()
+    ) as client:
+        try:
+            assert client.stdout is not None
+            number = client.stdout.readline().decode().strip()
+            time.sleep(random.Random(seed).uniform(0, 0.5))
+            if seed % 2:  # the runtimes, too
+                runtimes = subprocess.run(
+                    ["pgrep", "-P", str(client.pid)], capture_output=True, text=True, check=False
+                )
+                for pid in runtimes.stdout.split():
+                    with suppress(ProcessLookupError):  # it has ended by itself
+                        os.kill(int(pid), signal.SIGKILL)
+        finally:
+            client.kill()
 
     async def left(engine: OciEngine) -> list[str]:
         return [line for line in leftovers() if f"/{number}/swe-env-" in line]

@@ -1,0 +1,398 @@
+"""`swe-env train`: roll out, learn, publish, again; and look at held-out tasks as it goes.
+
+Three processes: this one, which plays episodes and supervises; the vLLM server; the trainer. What they
+share is the run directory (:mod:`swe_env.train_dir`). Synchronous: step N learns from episodes that
+version N played, all of them and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import trio
+from pydantic import BaseModel, ValidationError
+
+from agents.chat import Chat, load_chat
+from agents.policy import Policy, Sampling
+from agents.prompts import Prompts, load_prompts
+from agents.vllm import VllmPolicy, check
+from agents.weights import update_weights
+from sandboxes.backends import connect
+from sandboxes.protocol import Say
+from swe_env import sft
+from swe_env.episode import Episode, run_episode
+from swe_env.grade_once import GradedOnce
+from swe_env.images import workspaces_for
+from swe_env.plan import TINY_GLM
+from swe_env.probe import Mismatch, compare, sample_streams
+from swe_env.request import RunRequest
+from swe_env.run import run
+from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
+from swe_env.runner import Job, Watch, Watcher, run_jobs
+from swe_env.serve import UPDATABLE, Server, serve
+from swe_env.sources import digest, find_tasks
+from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
+from swe_env.trainer_process import TrainerProcess, trainer_process
+from swe_env.training import TrainConfig
+from swe_env.workspace import Workspaces
+from tasks.model import Task
+
+Line = TypeVar("Line", bound=BaseModel)
+
+
+class Screen(Protocol):
+    """Is told what happens, for a person to see."""
+
+    def begins(self, stage: str, total: int) -> Watcher:
+        """A stage of `total` episodes begins."""
+        ...
+
+    def learns(self, progress: sft.Progress) -> None:
+        """A step of the cold start is done."""
+        ...
+
+    def row(self, row: StepRow | EvaluationRow, total_steps: int) -> None:
+        """A step or an evaluation is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What is to be done, checked."""
+
+    config: TrainConfig
+    tasks: list[Task]
+    held_out: list[Task]
+    prompts: Prompts
+    chat: Chat
+
+
+def make_train_plan(config: TrainConfig) -> TrainPlan:
+    """Check a training. Reads files; starts nothing.
+
+    Raises `RunError`, `TaskFileError`, `PromptError` and `TokenizerError`.
+    """
+    tasks = find_tasks(config.rollout.tasks)
+    held_out = find_tasks(config.evaluation.tasks) if config.evaluation else []
+    if len(tasks) < config.rollout.tasks_per_step:
+        raise RunError(
+            f"rollout.tasks_per_step is {config.rollout.tasks_per_step}, {config.rollout.tasks} has "
+            f"{len(tasks)} tasks: give more, or take fewer"
+        )
+    learnt = {task.id for task in tasks}
+    if config.cold_start:
+        learnt |= {task.id for task in find_tasks(config.cold_start.tasks)}
+    if seen := sorted(learnt & {task.id for task in held_out}):
+        raise RunError(f"task {seen[0]} is trained on and held out: choose other evaluation.tasks")
+    prompts = load_prompts(config.prompts)
+    shape = config.model.removeprefix("tiny:")
+    if shape != config.model and shape not in ("glm", "qwen", "llama"):
+        raise RunError(f"model: no tiny model of shape {shape!r}: give tiny:glm, tiny:qwen or tiny:llama")
+    if shape == config.model and not (Path(shape) / "config.json").is_file():
+        raise RunError(f"model: {shape} has no config.json: give the directory of a model, or tiny:glm")
+    model = TINY_GLM if shape == "glm" and shape != config.model else Path(config.model)
+    chat = load_chat(model, prompts.tools, config.family, announce=prompts.announce_tools)
+    return TrainPlan(config, tasks, held_out, prompts, chat)
+
+
+async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> TrainDir:
+    """Train; what is done already is not done again. `out` is absolute. Returns the directory, complete.
+
+    Cancelling it ends all processes and keeps what is finished. Raises, before anything starts, what
+    :func:`make_train_plan` does; later `RunError` (the trainer's reason among them), `PolicyError`,
+    `ServerFailed`, `SandboxError`.
+    """
+    plan = await trio.to_thread.run_sync(make_train_plan, config, abandon_on_cancel=True)
+    where = TrainDir(out)
+    with RunDir(where.path).locked():
+        where.begin(config)
+        await _first_weights(plan, where, screen, say)
+        async with _processes(plan, where, screen, say) as loop:
+            await loop.run()
+    return where
+
+
+async def _first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say) -> None:
+    """See to it that `weights/step-0` is there: the model as it is, or after its cold start."""
+    config, first = plan.config, where.weights(0)
+    if first.exists():
+        return
+    first.parent.mkdir(exist_ok=True)
+    model = await _model(config, where, say)
+    if config.cold_start is None:
+        first.symlink_to(model.absolute(), target_is_directory=True)
+        return
+    request = RunRequest(
+        tasks=config.cold_start.tasks,
+        policy="gold",
+        out=where.cold_start,
+        model=model,
+        family=config.family,
+        prompts=config.prompts,
+        concurrency=config.rollout.concurrency,
+        budget=config.rollout.budget,
+        sandbox=config.sandbox,
+        setup_once=False,
+        graded=False,
+    )
+    await run(request, lambda total: nullcontext(screen.begins("demonstrations", total)), say)
+    say("cold start: supervised training on the demonstrations")
+    asked = sft.SftConfig(
+        episodes=where.cold_start,
+        model=model,
+        out=first,
+        seed=config.seed,
+        compute_dtype=config.trainer.compute_dtype,
+        **config.cold_start.model_dump(exclude={"tasks"}),
+    )
+    await sft.train(asked, screen.learns)
+
+
+async def _model(config: TrainConfig, where: TrainDir, say: Say) -> Path:
+    """The directory of the model to begin with, made if it is a tiny one."""
+    shape = config.model.removeprefix("tiny:")
+    if shape == config.model:
+        return Path(config.model)
+    made = where.path / "tiny"
+    if not (made / "config.json").is_file():
+        say(f"making a tiny {shape} model")
+        command = [sys.executable, "-m", "trainer.tiny_model", str(made), "--shape", shape, "--to-learn"]
+        command += ["--seed", str(config.seed)]
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        if done.returncode != 0:
+            raise RunError(f"no tiny model: {done.stderr.decode(errors='replace').strip().splitlines()[-1]}")
+    return made
+
+
+@asynccontextmanager
+async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say) -> AsyncGenerator[Loop]:
+    config = plan.config
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            serve(
+                where.weights(0),
+                log_path=where.path / "vllm.log",
+                dtype=config.server.dtype,
+                max_model_len=config.rollout.budget.context_tokens,
+                extra_args=[*UPDATABLE, *config.server.arguments],
+                timeout=config.server.start_seconds,
+                say=say,
+            )
+        )
+        await check(server.url, sampling=config.rollout.sampling)
+        engine = await stack.enter_async_context(
+            connect(config.sandbox, run_id=secrets.token_hex(6), say=say)
+        )
+        request = RunRequest(tasks="", policy="vllm", out=where.path)
+        workspaces = await stack.enter_async_context(
+            workspaces_for([*plan.tasks, *plan.held_out], request, engine, say)
+        )
+
+        async def connected(sampling: Sampling) -> VllmPolicy:
+            return await stack.enter_async_context(
+                VllmPolicy.connect(server.url, sampling=sampling, stop_token_ids=plan.chat.stop_token_ids)
+            )
+
+        policy = await connected(config.rollout.sampling)
+        held_out = await connected(config.evaluation.sampling) if config.evaluation else policy
+        await _choose_streams(plan, where, policy)
+        asked = where.path / "trainer.json"
+        told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
+        write_atomic(asked, json.dumps(told).encode())
+        process = await stack.enter_async_context(
+            trainer_process("trainer.rl", asked, errors=where.path / "trainer.log")
+        )
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(_watch, server)
+        yield Loop(plan, where, screen, server, process, policy, held_out, workspaces)
+        nursery.cancel_scope.cancel()
+
+
+async def _choose_streams(plan: TrainPlan, where: TrainDir, policy: VllmPolicy) -> None:
+    if where.streams.exists():
+        return
+    where.streams.parent.mkdir(exist_ok=True)
+    views = [task.view() for task in plan.tasks]
+    prompts = [
+        plan.chat.start(plan.prompts.opening(workdir=view.workdir, problem_statement=view.problem_statement))
+        for view in views[:8]
+    ]
+    write_atomic(where.streams, json.dumps(await sample_streams(policy, prompts)).encode())
+
+
+async def _watch(server: Server) -> None:
+    while True:
+        server.check_alive()
+        await trio.sleep(0.5)
+
+
+class Loop:
+    """The steps of a training whose processes are up."""
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        where: TrainDir,
+        screen: Screen,
+        server: Server,
+        process: TrainerProcess,
+        policy: VllmPolicy,
+        held_out: VllmPolicy,
+        workspaces: Workspaces,
+    ) -> None:
+        self._plan = plan
+        self._where = where
+        self._screen = screen
+        self._server = server
+        self._trainer = process
+        self._policy = policy
+        self._held_out = held_out
+        self._workspaces = workspaces
+        self._served = 0
+        """Version of the weights in the server."""
+        self._mismatch = Mismatch(mean=0.0, largest=0.0)
+        self._publish_seconds = 0.0
+
+    async def run(self) -> None:
+        """All steps that are left."""
+        config, rows = self._plan.config, self._where.rows()
+        done = {row.step for row in rows if isinstance(row, StepRow)}
+        evaluated = {row.step: row.solved for row in rows if isinstance(row, EvaluationRow)}
+        first = (await self._told(Ready)).ready
+        await self._publish(first)
+        for step in range(first, config.steps + 1):
+            if self._is_due(step) and step not in evaluated:
+                await self._publish(step)
+                evaluated[step] = await self._evaluate(step)
+            if step == config.steps:
+                break
+            seconds = 0.0
+            if not self._where.batch(step).exists():
+                await self._publish(step)
+                seconds = await self._roll_out(step)
+            row = await self._told(StepRow)
+            await self._publish(step + 1, best=max(evaluated, key=evaluated.__getitem__, default=0))
+            row = row.model_copy(
+                update={
+                    "rollout_seconds": seconds,
+                    "publish_seconds": self._publish_seconds,
+                    "mismatch": self._mismatch.mean,
+                    "mismatch_max": self._mismatch.largest,
+                }
+            )
+            if step not in done:
+                self._where.add(row)
+            self._screen.row(row, config.steps)
+        while await self._trainer.line() is not None:  # its last checkpoint
+            pass
+
+    def _is_due(self, step: int) -> bool:
+        evaluation, steps = self._plan.config.evaluation, self._plan.config.steps
+        return evaluation is not None and (step % evaluation.every == 0 or step == steps)
+
+    async def _told(self, what: type[Line]) -> Line:
+        """The trainer's next line of that kind."""
+        while (line := await self._trainer.line()) is not None:
+            with suppress(ValidationError):  # what a library prints is not for us
+                return what.model_validate_json(line)
+        raise RunError(f"the trainer ended early: see {self._where.path / 'trainer.log'}")
+
+    async def _publish(self, version: int, best: int = 0) -> None:
+        """Have the server take the weights of `version`, and compare it with the trainer."""
+        began, where, server = trio.current_time(), self._where, self._plan.config.server
+        if version != self._served:
+            await update_weights(
+                self._server.url, where.weights(version), version=version, deadline=server.update_seconds
+            )
+            self._served = version
+            where.remove_weights(but={0, best, version - 1, version})
+        elif self._mismatch.largest > 0:
+            return  # compared already
+        streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))
+        self._mismatch = await compare(self._policy, streams, said, limit=server.mismatch)
+        self._publish_seconds = trio.current_time() - began
+
+    async def _roll_out(self, step: int) -> float:
+        """Play the episodes of `step`. Returns seconds."""
+        began, rollout = trio.current_time(), self._plan.config.rollout
+        rundir = self._where.rollouts(step)
+        await self._play(
+            "rollout", tasks_of(step, self._plan), rollout.group_size, rundir, self._policy, version=step
+        )
+        seconds = trio.current_time() - began
+        write_atomic(self._where.batch(step), json.dumps({"version": step, "seconds": seconds}).encode())
+        return seconds
+
+    async def _evaluate(self, version: int) -> float:
+        began, evaluation = trio.current_time(), self._plan.config.evaluation
+        assert evaluation is not None
+        rundir = self._where.evaluation(version)
+        episodes = await self._play(
+            "evaluation", self._plan.held_out, evaluation.n, rundir, self._held_out, version=version
+        )
+        rewards = [episode.reward for episode in episodes if episode.reward is not None]
+        row = EvaluationRow(
+            step=version,
+            solved=sum(rewards) / max(1, len(rewards)),
+            episodes=len(episodes),
+            invalid=len(episodes) - len(rewards),
+            seconds=trio.current_time() - began,
+        )
+        self._where.add(row)
+        self._screen.row(row, self._plan.config.steps)
+        return row.solved
+
+    async def _play(
+        self, stage: str, tasks: Sequence[Task], n: int, rundir: RunDir, policy: Policy, *, version: int
+    ) -> list[Episode]:
+        """`n` episodes a task; those in `rundir` already are not played again."""
+        plan, grader = self._plan, GradedOnce()
+        rundir.begin(
+            RunSpec(
+                policy="vllm",
+                tasks_sha256=digest(tasks),
+                prompts_sha256=plan.prompts.sha256,
+                tokenizer_sha256=plan.chat.tokenizer.sha256,
+                budget=plan.config.rollout.budget.model_dump(),
+                version=str(version),
+            )
+        )
+        finished = rundir.finished()
+
+        async def attempt(name: str, task: Task, watch: Watch) -> Episode:
+            return await run_episode(
+                task,
+                policy,
+                chat=plan.chat,
+                workspaces=self._workspaces,
+                prompts=plan.prompts,
+                budget=plan.config.rollout.budget,
+                grader=grader,
+                episode_id=name,
+                watch=watch,
+            )
+
+        wanted = [(f"{task.id}--{number}", task) for task in tasks for number in range(n)]
+        jobs = [Job(name, partial(attempt, name, task)) for name, task in wanted if name not in finished]
+        watcher = self._screen.begins(stage, len(jobs))
+        rollout = plan.config.rollout
+        await run_jobs(jobs, rundir, watcher, concurrency=rollout.concurrency, retries=rollout.retries)
+        return rundir.episodes()
+
+
+def tasks_of(step: int, plan: TrainPlan) -> list[Task]:
+    """The tasks of one step: the next of an order that is shuffled anew when too few are left of it."""
+    size = plan.config.rollout.tasks_per_step
+    around, part = divmod(step, len(plan.tasks) // size)
+    order = list(range(len(plan.tasks)))
+    random.Random(f"{plan.config.seed}/{around}").shuffle(order)
+    return [plan.tasks[index] for index in order[part * size : (part + 1) * size]]

@@ -1,0 +1,256 @@
+"""What a training is asked for: a TOML file, read and refused before anything is started.
+
+Plain data, without torch: `trainer` is handed these, `swe-env train` makes them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agents.chat import Family
+from agents.loop import Budget
+from agents.policy import Sampling
+from sandboxes.backends import Backend
+from swe_env.rundir import RunError
+
+
+class TrainConfig(BaseModel):
+    """Everything that `swe-env train` can be told, but where the run is to be kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    """Model directory to begin with, or `tiny:glm`, `tiny:qwen`, `tiny:llama`: a small one, made anew."""
+    family: Family | None = None
+    prompts: str = "default"
+    seed: int = 0
+    """Of a tiny model's weights, of the order of demonstrations and of tasks."""
+    steps: int = Field(ge=1)
+    """Optimiser steps of reinforcement learning."""
+    sandbox: Backend = "auto"
+    cold_start: ColdStart | None = None
+    """None: the model is trained on as it is."""
+    rollout: RolloutConfig
+    advantage: Penalty = Field(default_factory=lambda: Penalty())
+    loss: LossConfig = Field(default_factory=lambda: Ipo())
+    optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())
+    trainer: TrainerConfig = Field(default_factory=lambda: TrainerConfig())
+    server: ServerConfig = Field(default_factory=lambda: ServerConfig())
+    evaluation: EvaluationConfig | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainConfig:
+        if self.rollout.sampling.temperature == 0:
+            raise ValueError(
+                "rollout.sampling.temperature is 0: greedy tokens have no probabilities to train on"
+            )
+        if self.rollout.budget.context_tokens > self.trainer.micro_batch_tokens:
+            raise ValueError(
+                f"an episode may have {self.rollout.budget.context_tokens} tokens "
+                f"(rollout.budget.context_tokens), a micro-batch only {self.trainer.micro_batch_tokens} "
+                "(trainer.micro_batch_tokens): raise the one or lower the other"
+            )
+        if self.optimiser.total_steps not in (None, self.steps):
+            raise ValueError("optimiser.total_steps is not steps: leave it out")
+        return self
+
+    @property
+    def schedule(self) -> OptimiserConfig:
+        """The optimiser's, over all steps."""
+        return self.optimiser.model_copy(update={"total_steps": self.steps})
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ColdStart(_Config):
+    """Supervised training on what the gold policy does, before the policy samples anything."""
+
+    tasks: str
+    """Whose demonstrations are learnt from, as for `swe-env run --tasks`."""
+    epochs: int = Field(default=1, ge=1)
+    learning_rate: float = Field(default=1e-5, gt=0)
+    batch_tokens: int = Field(default=16_384, ge=2)
+    other_weight: float = Field(default=0.0, ge=0, le=1)
+    """Of the loss on tokens that the policy did not sample."""
+
+
+class RolloutConfig(_Config):
+    """What is played between two optimiser steps."""
+
+    tasks: str
+    """As for `swe-env run --tasks`; taken in an order that `seed` shuffles, and again from the beginning."""
+    tasks_per_step: int = Field(ge=1)
+    group_size: int = Field(ge=2)
+    """Episodes a task and step: what advantages are relative to."""
+    concurrency: int = Field(default=8, ge=1)
+    """Episodes at once."""
+    retries: int = Field(default=2, ge=0)
+    """Further attempts at an episode that infrastructure ended."""
+    budget: Budget = Budget()
+    sampling: Sampling = Sampling()
+
+
+class EvaluationConfig(_Config):
+    """The held-out tasks, played by the weights of one version at a time. Nothing is learnt from them."""
+
+    tasks: str
+    every: int = Field(ge=1)
+    """Steps between evaluations; there is one before the first step and one after the last."""
+    n: int = Field(default=1, ge=1)
+    """Episodes a task."""
+    sampling: Sampling = Sampling()
+
+
+class ServerConfig(_Config):
+    """The vLLM server that is started here."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """None: float32 on CPU, the model's own on a GPU."""
+    arguments: list[str] = []
+    """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
+    start_seconds: float = Field(default=600, gt=0)
+    update_seconds: float = Field(default=600, gt=0)
+    """Longest time that loading new weights may take."""
+    mismatch: float = Field(default=1e-4, gt=0)
+    """Largest difference of a logprob between trainer and server, mean over tokens, with which training goes
+    on [nats]. In float32 it is rounding; in bfloat16 allow what the first comparison of a run reports."""
+
+
+class LoraConfig(_Config):
+    """Train small matrices beside frozen ones (LoRA, arXiv 2106.09685), with peft. What is published and saved
+    is the whole model, with the matrices added in: any server loads it."""
+
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=64, gt=0)
+    """The update is alpha / rank times the product of the two matrices."""
+    targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    """Linear layers, by the end of their name. Routed experts are no linear layers, and stay as they are."""
+
+
+class ModelConfig(_Config):
+    """How a model is held and computed. Master weights are float32 in any case."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products. Unsharded, bfloat16 is autocast, and the head stays in float32; sharded, FSDP
+    gathers weights as bfloat16, the head among them, and adds gradients up in float32."""
+    activation_checkpointing: bool = False
+    """Keep only what goes into each layer; compute the rest again in the backward pass."""
+    shard: bool = False
+    """Also on one rank. More than one is always sharded."""
+    lora: LoraConfig | None = None
+    """None trains every parameter. The frozen ones are kept in `compute_dtype`."""
+
+
+class TrainerConfig(ModelConfig):
+    """The process that trains, and what it leaves on disk."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes, one a GPU (torchrun)."""
+    micro_batch_tokens: int = Field(default=32_768, ge=2)
+    """Tokens in a forward pass: at least those of the longest episode."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps; there is one after the last in any case."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints, and models beside the served and the best one."""
+
+
+class Penalty(_Config):
+    """What an episode costs, at most, off its reward; 0 is off.
+
+    Each cost is taken relative to the largest of the group and times the group's mean reward: where nothing
+    is solved nothing is asked for, and brevity counts fully once everything is.
+    """
+
+    input_tokens: float = Field(default=0.0, ge=0, le=1)
+    """For tokens that the policy read: prompts and observations."""
+    action_tokens: float = Field(default=0.0, ge=0, le=1)
+    """For tokens that it sampled."""
+    turns: float = Field(default=0.0, ge=0, le=1)
+
+
+class Ipo(_Config):
+    """Keep a token if |π - μ| ≤ ε, whatever the sign of Â (prime-rl; PRs 1930, 2798, 3418, 3586)."""
+
+    kind: Literal["ipo"] = "ipo"
+    epsilon: float = Field(default=0.3, gt=0, le=1)
+    kl_tau: float = Field(default=0.0, ge=0)
+    """Weight of (log r)². prime-rl had ε = 0.1 and τ = 1e-3 before it settled on these."""
+
+
+class IcePop(_Config):
+    """Keep a token if α ≤ r ≤ β (Ring-1T, arXiv 2510.18855; bounds of INTELLECT-3, arXiv 2512.16144)."""
+
+    kind: Literal["icepop"] = "icepop"
+    alpha: float = Field(default=0.2, gt=0, le=1)
+    beta: float = Field(default=5.0, ge=1)
+
+
+class Dppo(_Config):
+    """Drop a token that has already moved by δ to where Â pushes it (binary TV, arXiv 2602.04879)."""
+
+    kind: Literal["dppo"] = "dppo"
+    delta_low: float = Field(default=0.2, gt=0, le=1)
+    """For Â < 0: drop if π - μ < -δ."""
+    delta_high: float = Field(default=0.2, gt=0, le=1)
+    """For Â > 0: drop if π - μ > δ."""
+    kl_tau: float = Field(default=1e-3, ge=0)
+    """Weight of (log r)²."""
+
+
+class Unmasked(_Config):
+    """Keep every token: importance weighting alone, the baseline that the masks are compared with."""
+
+    kind: Literal["unmasked"] = "unmasked"
+
+
+MaskConfig = Ipo | IcePop | Dppo
+LossConfig = Annotated[Ipo | IcePop | Dppo | Unmasked, Field(discriminator="kind")]
+
+
+class OptimiserConfig(_Config):
+    """AdamW, its schedule, and the longest step that a gradient may ask for."""
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """The largest one, at the end of the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of a linear rise; the first has 1/warmup_steps of the learning rate, not 0."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    total_steps: int | None = Field(default=None, ge=1)
+    """Where the decay ends, warm-up included. It must be given where there is one."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Of the learning rate, from `total_steps` on."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of matrices; biases and norms have none."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger global norm are scaled down to it; infinity is off."""
+
+
+def read_training(file: Path, options: dict[str, Any] | None = None) -> TrainConfig:
+    """The training that a TOML file asks for, `options` (those not None) over it.
+
+    Raises :class:`RunError` that names the field.
+    """
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {file}: {error}") from None
+    content |= {name: value for name, value in (options or {}).items() if value is not None}
+    try:
+        return TrainConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"] if part not in LOSSES)
+        said = first["msg"].removeprefix("Value error, ")
+        raise RunError(f"{file}: {name + ': ' if name else ''}{said[:1].lower()}{said[1:]}") from None
+
+
+LOSSES = ("ipo", "icepop", "dppo", "unmasked")
+"""`loss.kind`."""

@@ -1,0 +1,190 @@
+"""Reinforcement learning on the batches that appear in a directory, as a process.
+
+`swe-env train` starts this as `python -m trainer.rl CONFIG.json` (:class:`Asked`); with several ranks it
+starts torchrun in its own place. Step N waits for `rollouts/step-N/batch.json`, learns from the episodes
+beside it, writes `weights/step-N+1` and what these weights say of the probe streams, and prints one line of
+JSON. Killed at any moment and started again, it goes on from its newest checkpoint and takes the same steps
+again, from the same batches.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from transformers.utils import logging as transformers_logging
+
+from swe_env.episode import Episode
+from swe_env.rundir import RunError, appearing, write_atomic
+from swe_env.train_dir import Ready, StepRow, TrainDir
+from swe_env.training import TrainConfig
+from swe_env.vllm_launcher import die_with_parent
+from trainer.advantages import Advantages, advantages
+from trainer.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from trainer.model import barrier, load_scorer, rank, ranks, save_model
+from trainer.packing import MicroBatch, Stream, pack, streams
+from trainer.processes import process_group, stop_on_term
+from trainer.scoring import Scorer, Scores
+from trainer.step import StepReport, Trainer, make_trainer, policy_step
+
+POLL = 0.05
+"""Between two looks for the next batch [s]."""
+
+
+class Asked(BaseModel):
+    """What this process is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: TrainConfig
+    directory: Path
+
+
+def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device | str = "cpu") -> None:
+    """Take all steps that are left. A collective: every rank calls it with the same `asked`.
+
+    `show` is called, on the first rank, with :class:`Ready` and then a :class:`StepRow` a step, when its
+    weights are on disk. Raises `CheckpointError` and `PackingError`, OSError where the disk does not take
+    weights, :class:`RunError` for an episode that cannot be read.
+    """
+    config, where = asked.config, TrainDir(asked.directory)
+    origin = where.weights(0)
+    scorer = load_scorer(origin, config.trainer, device)
+    trainer = make_trainer(scorer, config.schedule, config.trainer)
+    load_checkpoint(trainer, where.checkpoints)
+    probe_weights(scorer, where, trainer.steps)
+    if rank() == 0:
+        show(Ready(ready=trainer.steps))
+    while trainer.steps < config.steps:
+        step = trainer.steps
+        _wait_for(where.batch(step))
+        row = learn(trainer, where.rollouts(step).episodes(), config)
+        version = trainer.steps
+        if not _seen_by_all(where.weights(version)):
+            with appearing(where.weights(version)) if rank() == 0 else nullcontext(Path()) as draft:
+                save_model(scorer, origin, draft)
+        probe_weights(scorer, where, version)
+        if version % config.trainer.checkpoint_every == 0 or version == config.steps:
+            save_checkpoint(trainer, where.checkpoints, {}, keep=config.trainer.keep)
+        if rank() == 0:
+            show(row)
+
+
+def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) -> StepRow:
+    """One optimiser step from a batch of episodes. A collective.
+
+    A batch in which no group has a spread changes nothing, and counts as a skipped step.
+    """
+    began = time.monotonic()
+    worth = advantages(episodes, config.advantage)
+    found: list[Stream] = []
+    for episode in episodes:
+        if episode.id in worth.by_episode:
+            found += streams(episode, worth.by_episode[episode.id])
+    done = None
+    if found:
+        batches = pack(found, budget=config.trainer.micro_batch_tokens, ranks=ranks())[rank()]
+        done = policy_step(
+            trainer,
+            batches,
+            config.loss,
+            temperature=config.rollout.sampling.temperature,
+            version=trainer.steps,
+        )
+    else:
+        trainer.steps += 1
+        trainer.skipped += 1
+    return _row(trainer.steps - 1, episodes, worth, done, seconds=time.monotonic() - began)
+
+
+def probe_weights(scorer: Scorer, where: TrainDir, version: int) -> None:
+    """Write what the present weights say of the probe streams: a log-probability for every token but the
+    first, at temperature 1. A collective."""
+    known: list[list[int]] = json.loads(where.streams.read_text())
+    said: list[list[float]] = []
+    for ids in known:
+        with torch.no_grad():
+            scores: Scores = scorer(_all_predicted(ids).to(next(scorer.parameters()).device))
+        said.append([float(logprob) for logprob in scores.logprobs])
+    if rank() == 0:
+        write_atomic(where.probe(version), json.dumps(said).encode())
+    barrier()
+
+
+def _all_predicted(ids: list[int]) -> MicroBatch:
+    """One stream, all of whose tokens but the first are to be scored."""
+    count = len(ids)
+    stream = Stream(ids, [False] + [True] * (count - 1), [0.0] * count, [0] * count, 0.0, "probe")
+    return pack([stream], budget=count)[0][0]
+
+
+def _row(
+    step: int, episodes: Sequence[Episode], worth: Advantages, done: StepReport | None, *, seconds: float
+) -> StepRow:
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    learnt: dict[str, float] = {name: getattr(done, name, 0) for name in _LEARNT}  # 0 where done is None
+    return StepRow.model_validate(
+        {
+            "step": step,
+            "episodes": len(episodes),
+            "invalid": worth.invalid,
+            "reward": sum(rewards) / max(1, len(rewards)),
+            "turns": sum(len(episode.turns) for episode in episodes) / max(1, len(episodes)),
+            "groups": worth.groups,
+            "without_spread": worth.without_spread,
+            "skipped": done is None or done.skipped,
+            "losses": done.losses.model_dump() if done is not None and done.losses is not None else {},
+            "train_seconds": seconds,
+            **learnt,
+        }
+    )
+
+
+_LEARNT = ("loss", "action_nll", "grad_norm", "learning_rate", "tokens", "action_tokens")
+
+
+def _wait_for(batch: Path) -> None:
+    """Until it is there. Whoever makes it also ends this process."""
+    while not batch.exists():
+        time.sleep(POLL)
+    barrier()
+
+
+def _seen_by_all(path: Path) -> bool:
+    """Whether it was there when every rank looked."""
+    there = path.exists()
+    barrier()  # all have looked before one of them writes
+    return there
+
+
+def main() -> None:
+    asked = Asked.model_validate_json(Path(sys.argv[1]).read_bytes())
+    die_with_parent()
+    if asked.config.trainer.ranks > 1 and "RANK" not in os.environ:
+        from torch.distributed import run as torchrun
+
+        processes = f"--nproc-per-node={asked.config.trainer.ranks}"
+        cast("Any", torchrun).main([processes, "-m", "trainer.rl", sys.argv[1]])
+        return
+    signal.signal(signal.SIGTERM, stop_on_term)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    transformers_logging.disable_progress_bar()
+    try:
+        with process_group() as device:
+            train(asked, lambda line: print(line.model_dump_json(), flush=True), device)
+    except (RunError, CheckpointError, OSError, ValueError) as error:
+        sys.exit(" ".join(str(error).split()))
+
+
+if __name__ == "__main__":
+    main()
