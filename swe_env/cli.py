@@ -212,6 +212,9 @@ app.command("eval")(cli_eval.evaluate)
 app.command("grade")(cli_eval.grade)
 app.command("sft")(cli_train.sft)
 app.command("train")(cli_train.train)
+app.command("plan")(cli_train.plan)
+app.command("plot")(cli_train.plot)
+app.command("export")(cli_train.export)
 tasks_app.command("validate")(cli_eval.validate_tasks)
 
 

@@ -14,10 +14,14 @@ from rich.progress import Progress as Bar
 
 from sandboxes.backends import Backend
 from swe_env.display import console
+from swe_env.export import export_model
+from swe_env.footprint_table import measure, show_footprint
+from swe_env.plot import draw_runs
 from swe_env.sft import Progress, read_config
 from swe_env.sft import train as fine_tune
 from swe_env.terminal import guard, run_async, say
 from swe_env.train import train as reinforce
+from swe_env.train_dir import TrainDir
 from swe_env.train_screen import TrainScreen
 from swe_env.training import read_training
 
@@ -126,3 +130,42 @@ def _live(out: Console = console) -> Generator[Callable[[Progress], None]]:
         yield show
     if last is not None:
         out.print(f"{last.steps} steps, {last.epoch + 1} epochs   {line(last)}", markup=False)
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="TOML file of a training: see configs/.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Directory with the model's config.json, if it is not the file's.")
+    ] = None,
+    gpu: Annotated[
+        list[int] | None, typer.Option(help="Memory of a GPU [GB]; 80 and 141 without it.")
+    ] = None,
+) -> None:
+    """Whether a training fits: memory on each GPU, how many of them, about how fast."""
+    asked = guard(lambda: read_training(config, {"model": None if model is None else str(model)}))
+    size = run_async(lambda: measure(asked), interrupted="stopping")
+    sizes = gpu or [80, 141]
+    refusals = show_footprint(size, asked, sizes)
+    for refusal in refusals:
+        typer.echo(f"swe-env: {refusal}", err=True)
+    if len(refusals) == len(sizes):  # nothing of what was asked about is enough
+        raise typer.Exit(1)
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of trainings.")],
+    out: Annotated[Path | None, typer.Option(help="Where to draw; the first of them if not given.")] = None,
+) -> None:
+    """Draw the curves of trainings: a picture, and a page with it."""
+    for file in guard(lambda: draw_runs(runs, out or runs[0])):
+        console.print(f"wrote {file}", soft_wrap=True)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Directory of a training.")],
+    out: Annotated[Path, typer.Option(help="Model directory to make; it must not exist.")],
+    version: Annotated[int | None, typer.Option(help="Steps done [the best on held-out tasks].")] = None,
+) -> None:
+    """Copy a trained policy out of its training, as a directory that vLLM and transformers load."""
+    chosen = guard(lambda: export_model(TrainDir(run), out, version))
+    console.print(f"version {chosen}: {out}", soft_wrap=True)

@@ -42,6 +42,8 @@ class Footprint(BaseModel):
     attention: int
     """Width of queries: heads times their size."""
     vocabulary: int
+    adapter_width: int
+    """Sum of inputs and outputs of the layers that adapters are put beside."""
     kv_bytes: int
     """Of one token in the server's cache, in bfloat16."""
     layer_bytes: int
@@ -70,10 +72,12 @@ def training_bytes(model: Footprint, config: TrainConfig, ranks: int) -> list[Pa
         model.layers * tokens * (model.hidden * 2 if trainer.activation_checkpointing else model.layer_bytes)
     )
     working = tokens * model.layer_bytes * (2 if trainer.activation_checkpointing else 1)
+    learnt = math.ceil(trained_parameters(model, config) / ranks)
     parts = [
-        Part(what="weights (float32)", bytes=4 * share, exact=True),
-        Part(what="gradients (float32)", bytes=4 * share, exact=True),
-        Part(what="AdamW's moments (float32)", bytes=8 * share, exact=True),
+        Part(what="frozen weights", bytes=half * share if trainer.lora else 0, exact=True),
+        Part(what="trained weights (float32)", bytes=4 * learnt, exact=True),
+        Part(what="gradients (float32)", bytes=4 * learnt, exact=True),
+        Part(what="AdamW's moments (float32)", bytes=8 * learnt, exact=True),
         Part(what="activations", bytes=(kept + working) * half // 2),
         Part(what="logits of a chunk", bytes=2 * 4 * HEAD_ROWS * model.vocabulary),
     ]
@@ -83,8 +87,14 @@ def training_bytes(model: Footprint, config: TrainConfig, ranks: int) -> list[Pa
     return parts
 
 
+def trained_parameters(model: Footprint, config: TrainConfig) -> int:
+    """All of them, or those of the adapters."""
+    lora = config.trainer.lora
+    return model.parameters if lora is None else lora.rank * model.adapter_width
+
+
 def serving_bytes(model: Footprint, config: TrainConfig, gpus: int) -> list[Part]:
-    """What each of `gpus` GPUs that serve one copy of the model holds, with one longest episode in its cache."""
+    """What each of `gpus` GPUs holds that serve one copy of the model, one longest episode in its cache."""
     context = config.rollout.budget.context_tokens
     return [
         Part(what="weights (bfloat16)", bytes=math.ceil(2 * model.parameters / gpus), exact=True),

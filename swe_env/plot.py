@@ -1,4 +1,4 @@
-"""`swe-env plot`: the curves of a training, or of several, as a picture and as one page without anything else.
+"""`swe-env plot`: the curves of a training, or of several, as a picture and as one self-contained page.
 
 What is drawn is what `metrics.jsonl` holds. matplotlib is an extra (`pip install 'swe-env[plots]'`).
 """

@@ -67,6 +67,7 @@ async def serve(
     max_model_len: int | None = None,
     served_name: str = "policy",
     extra_args: Sequence[str] = (),
+    gpus: str | None = None,
     timeout: float = 300,
     say: Say | None = None,
 ) -> AsyncGenerator[Server]:
@@ -74,8 +75,9 @@ async def serve(
 
     `port` 0 takes a free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts
     differently from the trainer) and the model's own on a GPU; `max_model_len` [tokens] None is the
-    model's own. `timeout` [s] bounds the start, not the block. `say` hears of progress every few
-    seconds. The server's output goes to `log_path`, which is overwritten.
+    model's own. `gpus` are those that it sees, as "0,1"; None for all that this process does. `timeout` [s]
+    bounds the start, not the block. `say` hears of progress every few seconds. The server's output goes to
+    `log_path`, which is overwritten.
 
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
@@ -104,7 +106,7 @@ async def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(on_cpu),
+            env=_environment(on_cpu) | visible(gpus),
             start_new_session=True,
         )
     server = Server(f"http://127.0.0.1:{port}", process, log_path)
@@ -115,6 +117,11 @@ async def serve(
         with trio.CancelScope() as last_rites:
             last_rites.shield = True
             await _end_group(process)
+
+
+def visible(gpus: str | None) -> dict[str, str]:
+    """What to add to the environment of a process that is to see these GPUs only."""
+    return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
 
 
 def last_words(log_path: Path) -> str:

@@ -127,7 +127,7 @@ async def _first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: 
     if first.exists():
         return
     first.parent.mkdir(exist_ok=True)
-    model = await _model(config, where, say)
+    model = await make_tiny(config, where.path / "tiny") or Path(config.model)
     if config.cold_start is None:
         first.symlink_to(model.absolute(), target_is_directory=True)
         return
@@ -157,14 +157,15 @@ async def _first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: 
     await sft.train(asked, screen.learns)
 
 
-async def _model(config: TrainConfig, where: TrainDir, say: Say) -> Path:
-    """The directory of the model to begin with, made if it is a tiny one."""
+async def make_tiny(config: TrainConfig, made: Path) -> Path | None:
+    """Make the tiny model that `config` asks for as the directory `made`; None if it asks for no tiny one.
+
+    What is there already stays as it is. Raises :class:`RunError`.
+    """
     shape = config.model.removeprefix("tiny:")
     if shape == config.model:
-        return Path(config.model)
-    made = where.path / "tiny"
+        return None
     if not (made / "config.json").is_file():
-        say(f"making a tiny {shape} model")
         command = [sys.executable, "-m", "trainer.tiny_model", str(made), "--shape", shape, "--to-learn"]
         command += ["--seed", str(config.seed)]
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
@@ -184,6 +185,7 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
                 dtype=config.server.dtype,
                 max_model_len=config.rollout.budget.context_tokens,
                 extra_args=[*UPDATABLE, *config.server.arguments],
+                gpus=config.server.gpus,
                 timeout=config.server.start_seconds,
                 say=say,
             )
@@ -209,7 +211,7 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
         told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
         write_atomic(asked, json.dumps(told).encode())
         process = await stack.enter_async_context(
-            trainer_process("trainer.rl", asked, errors=where.path / "trainer.log")
+            trainer_process("trainer.rl", asked, errors=where.path / "trainer.log", gpus=config.trainer.gpus)
         )
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_watch, server)

@@ -124,6 +124,11 @@ class TrainDir:
     def weights(self, version: int) -> Path:
         return self.path / "weights" / f"step-{version}"
 
+    def versions(self) -> list[int]:
+        """Whose weights are there."""
+        numbers = [path.name.removeprefix("step-") for path in self.weights(0).parent.glob("step-*")]
+        return sorted(int(number) for number in numbers if number.isdigit())
+
     def rollouts(self, step: int) -> RunDir:
         return RunDir(self.path / "rollouts" / f"step-{step}")
 
@@ -160,10 +165,10 @@ class TrainDir:
 
     def remove_weights(self, *, but: Collection[int]) -> None:
         """Remove the weights of all versions that are not in `but`."""
-        for path in self.weights(0).parent.glob("step-*"):
-            number = path.name.removeprefix("step-")
-            if number.isdigit() and int(number) not in but:
+        for version in self.versions():
+            if version not in but:
                 # first no longer weights, then gone: a kill in between leaves no half of them
+                path = self.weights(version)
                 shutil.rmtree(path.rename(path.with_name(f".old.{path.name}")), ignore_errors=True)
         for left in self.weights(0).parent.glob(".old.step-*"):
             shutil.rmtree(left, ignore_errors=True)

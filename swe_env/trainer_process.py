@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from swe_env.rundir import RunError
+from swe_env.serve import visible
 from swe_env.vllm_launcher import PARENT
 
 STOP_SECONDS = 10.0
@@ -60,8 +61,12 @@ class TrainerProcess:
 
 
 @asynccontextmanager
-async def trainer_process(module: str, config: Path, *, errors: Path) -> AsyncGenerator[TrainerProcess]:
+async def trainer_process(
+    module: str, config: Path, *, errors: Path, gpus: str | None = None
+) -> AsyncGenerator[TrainerProcess]:
     """Start `python -m module config`; its standard error goes to `errors`, which is overwritten.
+
+    `gpus`: those that it sees, as "0,1"; None for all that this process does.
 
     Leaving the block ends it and all its ranks: TERM, and KILL after `STOP_SECONDS`.
     """
@@ -72,7 +77,7 @@ async def trainer_process(module: str, config: Path, *, errors: Path) -> AsyncGe
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **visible(gpus), PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
             start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
         )
     assert process.stdout is not None

@@ -112,6 +112,8 @@ class ServerConfig(_Config):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: float32 on CPU, the model's own on a GPU."""
+    gpus: str | None = None
+    """Which of the machine's, as CUDA_VISIBLE_DEVICES has them: "0,1,2,3". None: all that are seen here."""
     arguments: list[str] = []
     """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
     start_seconds: float = Field(default=600, gt=0)
@@ -123,8 +125,10 @@ class ServerConfig(_Config):
 
 
 class LoraConfig(_Config):
-    """Train small matrices beside frozen ones (LoRA, arXiv 2106.09685), with peft. What is published and saved
-    is the whole model, with the matrices added in: any server loads it."""
+    """Train small matrices beside frozen ones (LoRA, arXiv 2106.09685), with peft.
+
+    What is published and saved is the whole model, with the matrices added in: any server loads it.
+    """
 
     rank: int = Field(default=32, ge=1)
     alpha: float = Field(default=64, gt=0)
@@ -152,6 +156,8 @@ class TrainerConfig(ModelConfig):
 
     ranks: int = Field(default=1, ge=1)
     """Processes, one a GPU (torchrun)."""
+    gpus: str | None = None
+    """Which of the machine's, as for the server: the two do not share one."""
     micro_batch_tokens: int = Field(default=32_768, ge=2)
     """Tokens in a forward pass: at least those of the longest episode."""
     checkpoint_every: int = Field(default=10, ge=1)

@@ -127,7 +127,9 @@ def _plan(draw: Draw, name: str, draft: Draft, level: str) -> _Plan | None:
         return None
     plan.edits.append((path, draft.bad, draft.good))
     plan.look = (
-        [f"cat {path}"] if level != "crowded" else [f"grep -rn 'def {name}' --include=*.py .", f"cat {path}"]
+        [f"cat ./{path}"]
+        if level != "crowded"
+        else [f"grep -rn 'def {name}' --include=*.py .", f"cat ./{path}"]
     )
 
     exports = draft.exports + ([helper.exports[0]] if helper else [])
@@ -152,7 +154,7 @@ def _plan_two_files(draw: Draw, change: TwoFiles, *, crowded: bool) -> _Plan | N
     package = draw.noun() if crowded else ""
     first, second = _path(package, change.first), _path(package, change.second)
     problem = change.problem.format(first=first, second=second)
-    plan = _Plan(problem, look=[f"cat {first} {second}"])
+    plan = _Plan(problem, look=[f"cat ./{first} ./{second}"])
     uses = _import(package, change.first) + "\n\n\n" if change.uses_first else ""
     plan.fixed[first] = change.first_code.replace("@@", change.first_edit[1])
     plan.fixed[second] = uses + change.second_code.replace("@@", change.second_edit[1])
@@ -203,7 +205,13 @@ def _task(plan: _Plan, split: Split, index: int, family: str, level: str) -> Tas
         {"name": "bash", "arguments": {"command": command}} for command in plan.look
     ]
     for path, bad, good in plan.edits:
-        edit = {"command": "str_replace", "path": path, "old_str": bad, "new_str": good}
+        line = _line_with(broken[path], bad)
+        edit = {
+            "command": "str_replace",
+            "path": f"./{path}",
+            "old_str": line,
+            "new_str": line.replace(bad, good, 1),
+        }
         calls.append({"name": "edit", "arguments": edit})
     calls.append({"name": "submit", "arguments": {}})
     return Task(
@@ -218,6 +226,12 @@ def _task(plan: _Plan, split: Split, index: int, family: str, level: str) -> Tas
         test_timeout=TEST_SECONDS,
         metadata={"family": family, "difficulty": difficulty, "demonstration": calls},
     )
+
+
+def _line_with(text: str, part: str) -> str:
+    """The whole line, indented as it is: an expert copies what was printed, from its beginning."""
+    at = text.index(part)
+    return text[text.rfind("\n", 0, at) + 1 : text.find("\n", at + len(part))]
 
 
 def _function_name(draw: Draw) -> str:

@@ -1,7 +1,7 @@
 """What a model takes, before anybody buys the machines: bytes to train and to serve it, FLOPs of a token.
 
-`swe-env plan` runs this as `python -m trainer.footprint DIR` and is answered one line of JSON. The model is
-built on torch's meta device: its configuration is enough, no weights are read and no memory is used.
+`swe-env plan` runs this as `python -m trainer.footprint DIR [ADAPTED_LAYER ...]` and is answered one line of
+JSON. The model is built on torch's meta device: its configuration is enough, no weights are read.
 
 Parameters are exact, and so are the bytes of weights, gradients and moments that follow from them. What a
 forward pass keeps is an estimate: it depends on kernels.
@@ -10,6 +10,7 @@ forward pass keeps is an estimate: it depends on kernels.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ HALF = 2
 """Bytes of a bfloat16."""
 
 
-def footprint(directory: Path) -> Footprint:
-    """Measure the model whose `config.json` is in `directory`.
+def footprint(directory: Path, adapted: Sequence[str] = ()) -> Footprint:
+    """Measure the model whose `config.json` is in `directory`, and its layers named as in `adapted`.
 
     Raises OSError or ValueError, of transformers, if there is none, or it is of no causal language model.
     """
@@ -47,6 +48,11 @@ def footprint(directory: Path) -> Footprint:
         hidden=config.hidden_size,
         attention=heads * size,
         vocabulary=config.vocab_size,
+        adapter_width=sum(
+            layer.in_features + layer.out_features
+            for name, layer in model.named_modules()
+            if name.rsplit(".", 1)[-1] in adapted
+        ),
         kv_bytes=2 * len(layers) * keys * size * HALF,
         layer_bytes=kept * HALF,
     )
@@ -72,7 +78,7 @@ def _active(model: Any, experts: int) -> int:
 def main() -> None:
     transformers_logging.set_verbosity_error()
     try:
-        print(footprint(Path(sys.argv[1])).model_dump_json(), flush=True)
+        print(footprint(Path(sys.argv[1]), sys.argv[2:]).model_dump_json(), flush=True)
     except (OSError, ValueError, AttributeError) as error:
         sys.exit(f"cannot size the model of {sys.argv[1]}: {' '.join(str(error).split())}")
 

@@ -1,0 +1,127 @@
+"""What a training can be asked for, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swe_env.rundir import RunError
+from swe_env.train import make_train_plan, tasks_of
+from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
+from swe_env.training import IcePop, TrainConfig, read_training
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ASKED = """
+model = "tiny:glm"
+prompts = "tiny"
+steps = 4
+[rollout]
+tasks = "synthetic:train:10"
+tasks_per_step = 3
+group_size = 2
+"""
+
+
+def read(tmp_path: Path, text: str, **options: Any) -> TrainConfig:
+    file = tmp_path / "train.toml"
+    file.write_text(text)
+    return read_training(file, options)
+
+
+@pytest.mark.parametrize("name", ["tiny", "glm-4.5-air-lora-8gpu", "glm-4.5-air-multinode"])
+def test_the_shipped_configurations_are_valid(name: str) -> None:
+    assert read_training(CONFIGS / f"{name}.toml").loss.kind == "ipo"
+
+
+def test_options_go_over_the_file(tmp_path: Path) -> None:
+    asked = read(tmp_path, ASKED + '[loss]\nkind = "icepop"\nalpha = 0.5\n', steps=9, seed=None)
+    assert (asked.steps, asked.seed, asked.loss) == (9, 0, IcePop(alpha=0.5))
+    assert asked.schedule.total_steps == 9
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("steps = 4", "rollout.steps: extra inputs are not permitted"),
+        ("[loss]\nkind = 'ppo'", "loss: .*'ppo'"),
+        ("[loss]\nkind = 'ipo'\nalpha = 1", "loss.alpha: extra inputs are not permitted"),
+        ("[loss]\nkind = 'ipo'\nepsilon = 2", "loss.epsilon: input should be less than or equal to 1"),
+        ("[rollout.sampling]\ntemperature = 0", "greedy tokens have no probabilities to train on"),
+        ("[trainer]\nmicro_batch_tokens = 100", "trainer.micro_batch_tokens.: raise the one or lower"),
+        ("[optimiser]\ntotal_steps = 7", "optimiser.total_steps is not steps: leave it out"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        read(tmp_path, ASKED + more)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tasks_per_step = 3", "tasks_per_step = 11", "has 10 tasks: give more, or take fewer"),
+        ("tiny:glm", "tiny:gpt", "no tiny model of shape 'gpt'"),
+        ("tiny:glm", "no/such", "no/such has no config.json"),
+        (
+            "[rollout]",
+            "[evaluation]\ntasks = 'synthetic:train:5'\nevery = 1\n[rollout]",
+            "is trained on and held out: choose other evaluation.tasks",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(RunError, match=message):
+        make_train_plan(read(tmp_path, ASKED.replace(old, new)))
+
+
+def test_each_round_takes_every_task_at_most_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
+    plan = make_train_plan(read(tmp_path, ASKED))
+    steps = [[task.id for task in tasks_of(step, plan)] for step in range(6)]
+    for around in (steps[:3], steps[3:]):
+        taken = [name for names in around for name in names]
+        assert len(set(taken)) == len(taken) == 9
+    assert steps[:3] != steps[3:]
+    assert steps == [[task.id for task in tasks_of(step, plan)] for step in range(6)]
+    other = make_train_plan(read(tmp_path, ASKED, seed=1))
+    assert steps != [[task.id for task in tasks_of(step, other)] for step in range(6)]
+
+
+def step_row(step: int) -> StepRow:
+    zero = dict.fromkeys(("reward", "turns", "loss", "action_nll", "grad_norm", "learning_rate"), 0.0)
+    count = dict.fromkeys(("episodes", "invalid", "groups", "without_spread", "tokens", "action_tokens"), 0)
+    return StepRow.model_validate({"step": step, "skipped": False, "train_seconds": 1.0, **zero, **count})
+
+
+def test_a_row_that_was_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
+    where = TrainDir(tmp_path)
+    rows = [step_row(0), EvaluationRow(step=1, solved=0.5, episodes=2, invalid=0, seconds=1.0)]
+    for row in rows:
+        where.add(row)
+    with where.metrics.open("a") as file:
+        file.write(step_row(1).model_dump_json()[:40])
+    assert where.rows() == rows
+    where.add(step_row(1))
+    assert where.rows() == [*rows, step_row(1)]
+
+
+def test_a_directory_is_gone_on_in_only_by_the_same_training(tmp_path: Path) -> None:
+    where = TrainDir(tmp_path / "run")
+    where.begin(read(tmp_path, ASKED))
+    where.begin(read(tmp_path, ASKED))
+    with pytest.raises(RunError, match=r"was begun with steps = 4, not 5: choose another --out"):
+        where.begin(read(tmp_path, ASKED, steps=5))
+    assert json.loads((where.path / "train.json").read_text())["steps"] == 4
+
+
+def test_weights_that_nobody_needs_are_removed(tmp_path: Path) -> None:
+    where = TrainDir(tmp_path)
+    for version in range(5):
+        where.weights(version).mkdir(parents=True)
+    where.remove_weights(but={0, 3, 4})
+    assert where.versions() == [0, 3, 4]
+    assert not list(where.weights(0).parent.glob(".*"))
