@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import httpx
 import trio
 
 from sandboxes.protocol import Say
-from swe_env.vllm_launcher import PARENT
+from swe_env.vllm_launcher import ASLEEP, PARENT
 
 UPDATABLE = (
     "--worker-extension-cls",
@@ -67,7 +67,7 @@ async def serve(
     max_model_len: int | None = None,
     served_name: str = "policy",
     extra_args: Sequence[str] = (),
-    gpus: str | None = None,
+    environment: Mapping[str, str] | None = None,
     timeout: float = 300,
     say: Say | None = None,
 ) -> AsyncGenerator[Server]:
@@ -75,9 +75,8 @@ async def serve(
 
     `port` 0 takes a free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts
     differently from the trainer) and the model's own on a GPU; `max_model_len` [tokens] None is the
-    model's own. `gpus` are those that it sees, as "0,1"; None for all that this process does. `timeout` [s]
-    bounds the start, not the block. `say` hears of progress every few seconds. The server's output goes to
-    `log_path`, which is overwritten.
+    model's own. `environment` comes on top of this process's. `timeout` [s] bounds the start, not the block.
+    `say` hears of progress every few seconds. The server's output goes to `log_path`, which is overwritten.
 
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
@@ -106,7 +105,7 @@ async def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(on_cpu) | visible(gpus),
+            env=_environment(on_cpu) | dict(environment or {}),
             start_new_session=True,
         )
     server = Server(f"http://127.0.0.1:{port}", process, log_path)
@@ -117,11 +116,6 @@ async def serve(
         with trio.CancelScope() as last_rites:
             last_rites.shield = True
             await _end_group(process)
-
-
-def visible(gpus: str | None) -> dict[str, str]:
-    """What to add to the environment of a process that is to see these GPUs only."""
-    return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
 
 
 def last_words(log_path: Path) -> str:
@@ -179,6 +173,7 @@ def _environment(on_cpu: bool) -> dict[str, str]:
     }
     if on_cpu:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # [GiB]
+        environment[ASLEEP] = "1"
     return environment
 
 

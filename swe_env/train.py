@@ -185,7 +185,7 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
                 dtype=config.server.dtype,
                 max_model_len=config.rollout.budget.context_tokens,
                 extra_args=[*UPDATABLE, *config.server.arguments],
-                gpus=config.server.gpus,
+                environment=config.server.environment,
                 timeout=config.server.start_seconds,
                 say=say,
             )
@@ -211,7 +211,12 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
         told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
         write_atomic(asked, json.dumps(told).encode())
         process = await stack.enter_async_context(
-            trainer_process("trainer.rl", asked, errors=where.path / "trainer.log", gpus=config.trainer.gpus)
+            trainer_process(
+                "trainer.rl",
+                asked,
+                errors=where.path / "trainer.log",
+                environment=config.trainer.environment,
+            )
         )
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_watch, server)

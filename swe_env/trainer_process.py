@@ -10,14 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
 
 from swe_env.rundir import RunError
-from swe_env.serve import visible
 from swe_env.vllm_launcher import PARENT
 
 STOP_SECONDS = 10.0
@@ -62,11 +61,11 @@ class TrainerProcess:
 
 @asynccontextmanager
 async def trainer_process(
-    module: str, config: Path, *, errors: Path, gpus: str | None = None
+    module: str, config: Path, *, errors: Path, environment: Mapping[str, str] | None = None
 ) -> AsyncGenerator[TrainerProcess]:
     """Start `python -m module config`; its standard error goes to `errors`, which is overwritten.
 
-    `gpus`: those that it sees, as "0,1"; None for all that this process does.
+    `environment` comes on top of this process's.
 
     Leaving the block ends it and all its ranks: TERM, and KILL after `STOP_SECONDS`.
     """
@@ -77,7 +76,7 @@ async def trainer_process(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **visible(gpus), PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **(environment or {}), PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
             start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
         )
     assert process.stdout is not None

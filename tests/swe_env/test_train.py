@@ -1,0 +1,139 @@
+"""A whole training at its smallest: a served policy, real sandboxes, a trainer, new weights in the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swe_env.rundir import RunDir
+from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
+from tests.sandboxes.conftest import REPOSITORY
+
+pytestmark = [pytest.mark.docker, pytest.mark.vllm]
+
+ASKED = """
+model = "tiny:glm"
+prompts = "tiny"
+steps = 2
+[cold_start]
+tasks = "synthetic:train:6"
+epochs = 6
+learning_rate = 2e-3
+batch_tokens = 2048
+other_weight = 0.1
+[rollout]
+tasks = "synthetic:train:6"
+tasks_per_step = 2
+group_size = 3
+concurrency = 6
+[rollout.budget]
+turns = 3
+context_tokens = 1024
+turn_tokens = 96
+seconds = 60
+[trainer]
+checkpoint_every = 1
+[evaluation]
+tasks = "synthetic:heldout:2"
+every = 1
+"""
+
+
+def start(config: Path, out: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "swe_env", "train", str(config), "--out", str(out)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY)
+
+
+def processes_of(out: Path) -> list[str]:
+    """Command lines, of whatever process, that name the directory."""
+    found: list[str] = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(out) in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("config") / "train.toml"
+    file.write_text(ASKED)
+    return file
+
+
+def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
+    base_image: str, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    where = TrainDir(out)
+    process = start(config, out)
+    assert process.stdout is not None
+    said = ""
+    while "step 1 of 2" not in said:  # the second step is being played
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=60)
+    assert "the same command goes on from here" in rest
+    assert time.monotonic() - began < 20
+    assert process.returncode == 130
+    assert not processes_of(out)
+
+    again = start(config, out)
+    said, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, said
+    assert not processes_of(out)
+    rows = where.rows()
+    assert [row.step for row in rows if isinstance(row, StepRow)] == [0, 1]
+    assert [row.step for row in rows if isinstance(row, EvaluationRow)] == [0, 1, 2]
+    for row in rows:
+        assert row.episodes == (6 if isinstance(row, StepRow) else 2)
+        assert row.invalid == 0
+    # every publication was compared with the trainer, and float32 is float32
+    assert all(0 < row.mismatch_max < 1e-4 for row in rows if isinstance(row, StepRow))
+    versions = [
+        {version for segment in episode.segments for version in segment.policy_versions} - {None}
+        for step in (0, 1)
+        for episode in where.rollouts(step).episodes()
+    ]
+    assert versions == [{0}] * 6 + [{1}] * 6
+    for version in (0, 1, 2):
+        for episode in RunDir(where.evaluation(version).path).episodes():
+            assert {v for segment in episode.segments for v in segment.policy_versions} == {None, version}
+    assert where.versions() == [0, 1, 2]
+    assert json.loads((where.weights(2) / "config.json").read_text())["model_type"] == "glm4_moe"
+
+
+def test_a_trainer_that_dies_ends_the_training_with_its_reason(
+    base_image: str, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(config, out)
+    assert process.stdout is not None
+    said = ""
+    while "held out" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    [trainer] = [
+        file.parent.name
+        for file in Path("/proc").glob("[0-9]*/cmdline")
+        if b"trainer.rl" in file.read_bytes() and str(out).encode() in file.read_bytes()
+    ]
+    os.kill(int(trainer), signal.SIGKILL)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "training was killed, most likely for want of memory: lower micro_batch_tokens" in rest
+    assert not processes_of(out)
