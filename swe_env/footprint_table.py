@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 from rich.table import Table
 
+from swe_env.cold_start import make_tiny
 from swe_env.display import console
 from swe_env.footprint import (
     MFU,
@@ -25,7 +26,6 @@ from swe_env.footprint import (
     training_bytes,
 )
 from swe_env.rundir import RunError
-from swe_env.train import make_tiny
 from swe_env.training import TrainConfig
 
 

@@ -8,100 +8,40 @@ version N played, all of them and nothing else.
 from __future__ import annotations
 
 import json
-import random
 import secrets
-import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from pydantic import BaseModel, ValidationError
 
-from agents.chat import Chat, load_chat
 from agents.policy import Policy, Sampling
-from agents.prompts import Prompts, load_prompts
 from agents.vllm import VllmPolicy, check
 from agents.weights import update_weights
 from sandboxes.backends import connect
 from sandboxes.protocol import Say
-from swe_env import sft
+from swe_env.cold_start import first_weights
 from swe_env.episode import Episode, run_episode
 from swe_env.grade_once import GradedOnce
 from swe_env.images import workspaces_for
-from swe_env.plan import TINY_GLM
 from swe_env.probe import Mismatch, compare, sample_streams
 from swe_env.request import RunRequest
-from swe_env.run import run
 from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
-from swe_env.runner import Job, Watch, Watcher, run_jobs
+from swe_env.runner import Job, Watch, run_jobs
 from swe_env.serve import UPDATABLE, Server, serve
-from swe_env.sources import digest, find_tasks
+from swe_env.sources import digest
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
+from swe_env.train_plan import TrainPlan, make_train_plan, tasks_of
+from swe_env.train_screen import Screen
 from swe_env.trainer_process import TrainerProcess, trainer_process
 from swe_env.training import TrainConfig
 from swe_env.workspace import Workspaces
 from tasks.model import Task
 
 Line = TypeVar("Line", bound=BaseModel)
-
-
-class Screen(Protocol):
-    """Is told what happens, for a person to see."""
-
-    def begins(self, stage: str, total: int) -> Watcher:
-        """A stage of `total` episodes begins."""
-        ...
-
-    def learns(self, progress: sft.Progress) -> None:
-        """A step of the cold start is done."""
-        ...
-
-    def row(self, row: StepRow | EvaluationRow, total_steps: int) -> None:
-        """A step or an evaluation is done."""
-        ...
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """What is to be done, checked."""
-
-    config: TrainConfig
-    tasks: list[Task]
-    held_out: list[Task]
-    prompts: Prompts
-    chat: Chat
-
-
-def make_train_plan(config: TrainConfig) -> TrainPlan:
-    """Check a training. Reads files; starts nothing.
-
-    Raises `RunError`, `TaskFileError`, `PromptError` and `TokenizerError`.
-    """
-    tasks = find_tasks(config.rollout.tasks)
-    held_out = find_tasks(config.evaluation.tasks) if config.evaluation else []
-    if len(tasks) < config.rollout.tasks_per_step:
-        raise RunError(
-            f"rollout.tasks_per_step is {config.rollout.tasks_per_step}, {config.rollout.tasks} has "
-            f"{len(tasks)} tasks: give more, or take fewer"
-        )
-    learnt = {task.id for task in tasks}
-    if config.cold_start:
-        learnt |= {task.id for task in find_tasks(config.cold_start.tasks)}
-    if seen := sorted(learnt & {task.id for task in held_out}):
-        raise RunError(f"task {seen[0]} is trained on and held out: choose other evaluation.tasks")
-    prompts = load_prompts(config.prompts)
-    shape = config.model.removeprefix("tiny:")
-    if shape != config.model and shape not in ("glm", "qwen", "llama"):
-        raise RunError(f"model: no tiny model of shape {shape!r}: give tiny:glm, tiny:qwen or tiny:llama")
-    if shape == config.model and not (Path(shape) / "config.json").is_file():
-        raise RunError(f"model: {shape} has no config.json: give the directory of a model, or tiny:glm")
-    model = TINY_GLM if shape == "glm" and shape != config.model else Path(config.model)
-    chat = load_chat(model, prompts.tools, config.family, announce=prompts.announce_tools)
-    return TrainPlan(config, tasks, held_out, prompts, chat)
 
 
 async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> TrainDir:
@@ -115,63 +55,10 @@ async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> Tra
     where = TrainDir(out)
     with RunDir(where.path).locked():
         where.begin(config)
-        await _first_weights(plan, where, screen, say)
+        await first_weights(plan, where, screen, say)
         async with _processes(plan, where, screen, say) as loop:
             await loop.run()
     return where
-
-
-async def _first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say) -> None:
-    """See to it that `weights/step-0` is there: the model as it is, or after its cold start."""
-    config, first = plan.config, where.weights(0)
-    if first.exists():
-        return
-    first.parent.mkdir(exist_ok=True)
-    model = await make_tiny(config, where.path / "tiny") or Path(config.model)
-    if config.cold_start is None:
-        first.symlink_to(model.absolute(), target_is_directory=True)
-        return
-    request = RunRequest(
-        tasks=config.cold_start.tasks,
-        policy="gold",
-        out=where.cold_start,
-        model=model,
-        family=config.family,
-        prompts=config.prompts,
-        concurrency=config.rollout.concurrency,
-        budget=config.rollout.budget,
-        sandbox=config.sandbox,
-        setup_once=False,
-        graded=False,
-    )
-    await run(request, lambda total: nullcontext(screen.begins("demonstrations", total)), say)
-    say("cold start: supervised training on the demonstrations")
-    asked = sft.SftConfig(
-        episodes=where.cold_start,
-        model=model,
-        out=first,
-        seed=config.seed,
-        compute_dtype=config.trainer.compute_dtype,
-        **config.cold_start.model_dump(exclude={"tasks"}),
-    )
-    await sft.train(asked, screen.learns)
-
-
-async def make_tiny(config: TrainConfig, made: Path) -> Path | None:
-    """Make the tiny model that `config` asks for as the directory `made`; None if it asks for no tiny one.
-
-    What is there already stays as it is. Raises :class:`RunError`.
-    """
-    shape = config.model.removeprefix("tiny:")
-    if shape == config.model:
-        return None
-    if not (made / "config.json").is_file():
-        command = [sys.executable, "-m", "trainer.tiny_model", str(made), "--shape", shape, "--to-learn"]
-        command += ["--seed", str(config.seed)]
-        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-        if done.returncode != 0:
-            raise RunError(f"no tiny model: {done.stderr.decode(errors='replace').strip().splitlines()[-1]}")
-    return made
 
 
 @asynccontextmanager
@@ -394,12 +281,3 @@ class Loop:
         rollout = plan.config.rollout
         await run_jobs(jobs, rundir, watcher, concurrency=rollout.concurrency, retries=rollout.retries)
         return rundir.episodes()
-
-
-def tasks_of(step: int, plan: TrainPlan) -> list[Task]:
-    """The tasks of one step: the next of an order that is shuffled anew when too few are left of it."""
-    size = plan.config.rollout.tasks_per_step
-    around, part = divmod(step, len(plan.tasks) // size)
-    order = list(range(len(plan.tasks)))
-    random.Random(f"{plan.config.seed}/{around}").shuffle(order)
-    return [plan.tasks[index] for index in order[part * size : (part + 1) * size]]

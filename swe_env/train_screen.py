@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,8 +20,24 @@ ROWS = 12
 """Latest steps that are shown."""
 
 
+class Screen(Protocol):
+    """Is told what happens, for a person to see."""
+
+    def begins(self, stage: str, total: int) -> Watcher:
+        """A stage of `total` episodes begins."""
+        ...
+
+    def learns(self, progress: Progress) -> None:
+        """A step of the cold start is done."""
+        ...
+
+    def row(self, row: StepRow | EvaluationRow, total_steps: int) -> None:
+        """A step or an evaluation is done."""
+        ...
+
+
 class TrainScreen:
-    """Implements :class:`swe_env.train.Screen`."""
+    """A :class:`Screen` on a terminal, or in a log."""
 
     def __init__(self, out: Console = console) -> None:
         self._out = out

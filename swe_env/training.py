@@ -131,7 +131,7 @@ class LoraConfig(_Config):
     """
 
     rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64, gt=0)
+    alpha: int = Field(default=64, ge=1)
     """The update is alpha / rank times the product of the two matrices."""
     targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
     """Linear layers, by the end of their name. Routed experts are no linear layers, and stay as they are."""

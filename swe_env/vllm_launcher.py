@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from functools import partial
+from typing import Any, cast
 
 PARENT = "SWE_ENV_PARENT"
 """Environment variable: process id that must still be the parent (closes the race at start)."""
@@ -52,7 +53,7 @@ def wait_asleep() -> None:
     """
     from vllm.distributed.device_communicators import shm_broadcast
 
-    shm_broadcast.sched_yield = partial(time.sleep, MOMENT)
+    cast("Any", shm_broadcast).sched_yield = partial(time.sleep, MOMENT)
 
 
 def die_with_parent() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,9 +29,9 @@ def footprint(directory: Path, adapted: Sequence[str] = ()) -> Footprint:
 
     Raises OSError or ValueError, of transformers, if there is none, or it is of no causal language model.
     """
-    config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model = cast("Any", AutoModelForCausalLM).from_config(config)
     layers = [_parameters(layer) for layer in model.get_decoder().layers]
     everything = _parameters(model)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -131,3 +131,21 @@ def test_an_unknown_model_type_names_the_families(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(TokenizerError, match="glm-4.5, llama-3, qwen3"):
         load_chat(tmp_path, PROMPTS.tools)
+
+
+def test_tools_that_are_not_announced_can_be_called_all_the_same() -> None:
+    quiet = load_chat(TINY_GLM, PROMPTS.tools, announce=False)
+    opening = [{"role": "system", "content": "Fix it."}, {"role": "user", "content": "It is broken."}]
+    prompt, loud = quiet.start(opening), CHAT.start(opening)
+    assert len(prompt) < 40 < len(loud)
+    said = quiet.speak({"role": "assistant", "content": "", "tool_calls": [CALL]})
+    [call] = quiet.parse(prompt, said, truncated=False).calls
+    assert (call.name, call.arguments, call.problem) == ("bash", {"command": "ls"}, None)
+    answer = {"role": "tool", "content": "a.py", "name": "bash"}
+    extended = quiet.extend(prompt, said, [answer])
+    assert extended is not None
+    assert extended[: len(prompt + said)] == prompt + said
+    assert "<tools>" not in quiet.tokenizer.decode(extended)
+
+
+CALL = {"name": "bash", "arguments": {"command": "ls"}}

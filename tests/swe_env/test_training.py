@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from swe_env.rundir import RunError
-from swe_env.train import make_train_plan, tasks_of
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
+from swe_env.train_plan import make_train_plan, tasks_of
 from swe_env.training import IcePop, TrainConfig, read_training
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from renderers import create_renderer
 from renderers.configs import GLM45RendererConfig, Llama3RendererConfig, Qwen3RendererConfig
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from agents.chat import load_chat
 from trainer import tiny_tokenizer
+from trainer.tiny_model import make_tiny_model
 
 SHAPES = ["glm", "qwen", "llama"]
 
@@ -78,3 +81,20 @@ def test_same_seed_same_weights(tmp_path: Path, tiny_models: Path, shape: str) -
     assert again == (tiny_models / shape / "model.safetensors").read_bytes()
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def copied(model_dir: Path) -> float:
+    """Share of the tokens of a random sequence that the model expects when it comes again."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    torch.manual_seed(0)
+    once = torch.randperm(900)[:60]
+    with torch.no_grad():
+        logits = model(torch.cat([once, once])[None]).logits[0]
+    return float((logits[60:-1].argmax(-1) == once[1:]).float().mean())
+
+
+def test_a_model_that_is_made_to_learn_begins_able_to_copy(tmp_path: Path) -> None:
+    for name, to_learn in (("random", False), ("to learn", True)):
+        make_tiny_model(tmp_path / name, to_learn=to_learn)
+    assert copied(tmp_path / "random") < 0.05
+    assert copied(tmp_path / "to learn") > 0.4

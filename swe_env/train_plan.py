@@ -1,0 +1,64 @@
+"""From the configuration of a training to a plan: what can be refused before a start is refused here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.chat import Chat, load_chat
+from agents.prompts import Prompts, load_prompts
+from swe_env.plan import TINY_GLM
+from swe_env.rundir import RunError
+from swe_env.sources import find_tasks
+from swe_env.training import TrainConfig
+from tasks.model import Task
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What is to be done, checked."""
+
+    config: TrainConfig
+    tasks: list[Task]
+    held_out: list[Task]
+    demonstrated: list[Task]
+    """Of the cold start."""
+    prompts: Prompts
+    chat: Chat
+
+
+def make_train_plan(config: TrainConfig) -> TrainPlan:
+    """Check a training. Reads files; starts nothing.
+
+    Raises `RunError`, `TaskFileError`, `PromptError` and `TokenizerError`.
+    """
+    tasks = find_tasks(config.rollout.tasks)
+    held_out = find_tasks(config.evaluation.tasks) if config.evaluation else []
+    if len(tasks) < config.rollout.tasks_per_step:
+        raise RunError(
+            f"rollout.tasks_per_step is {config.rollout.tasks_per_step}, {config.rollout.tasks} has "
+            f"{len(tasks)} tasks: give more, or take fewer"
+        )
+    demonstrated = find_tasks(config.cold_start.tasks) if config.cold_start else []
+    learnt = {task.id for task in [*tasks, *demonstrated]}
+    if seen := sorted(learnt & {task.id for task in held_out}):
+        raise RunError(f"task {seen[0]} is trained on and held out: choose other evaluation.tasks")
+    prompts = load_prompts(config.prompts)
+    shape = config.model.removeprefix("tiny:")
+    if shape != config.model and shape not in ("glm", "qwen", "llama"):
+        raise RunError(f"model: no tiny model of shape {shape!r}: give tiny:glm, tiny:qwen or tiny:llama")
+    if shape == config.model and not (Path(shape) / "config.json").is_file():
+        raise RunError(f"model: {shape} has no config.json: give the directory of a model, or tiny:glm")
+    model = TINY_GLM if shape == "glm" and shape != config.model else Path(config.model)
+    chat = load_chat(model, prompts.tools, config.family, announce=prompts.announce_tools)
+    return TrainPlan(config, tasks, held_out, demonstrated, prompts, chat)
+
+
+def tasks_of(step: int, plan: TrainPlan) -> list[Task]:
+    """The tasks of one step: the next of an order that is shuffled anew when too few are left of it."""
+    size = plan.config.rollout.tasks_per_step
+    around, part = divmod(step, len(plan.tasks) // size)
+    order = list(range(len(plan.tasks)))
+    random.Random(f"{plan.config.seed}/{around}").shuffle(order)
+    return [plan.tasks[index] for index in order[part * size : (part + 1) * size]]
