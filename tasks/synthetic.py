@@ -153,7 +153,7 @@ def _plan(draw: Draw, name: str, draft: Draft, level: str) -> _Plan | None:
 def _plan_two_files(draw: Draw, change: TwoFiles, *, crowded: bool) -> _Plan | None:
     package = draw.noun() if crowded else ""
     first, second = _path(package, change.first), _path(package, change.second)
-    problem = change.problem.format(first=first, second=second)
+    problem = change.problem.format(first=f"./{first}", second=f"./{second}")
     plan = _Plan(problem, look=[f"cat ./{first} ./{second}"])
     uses = _import(package, change.first) + "\n\n\n" if change.uses_first else ""
     plan.fixed[first] = change.first_code.replace("@@", change.first_edit[1])
@@ -272,7 +272,7 @@ def _helper_asserts(helper: Draft) -> str:
 def _problem(
     draw: Draw, name: str, path: str, call: str, right: Mapping[str, str], wrong: Mapping[str, str]
 ) -> str:
-    where = f" in `{path}`" if path else ""
+    where = f" in `./{path}`" if path else ""
     want, got = right[call], wrong[call]
     got = got if got.startswith("raises") else f"gives {got}"
     return draw.choice(
