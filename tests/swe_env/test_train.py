@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -114,26 +113,3 @@ def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
             assert {v for segment in episode.segments for v in segment.policy_versions} == {None, version}
     assert where.versions() == [0, 1, 2]
     assert json.loads((where.weights(2) / "config.json").read_text())["model_type"] == "glm4_moe"
-
-
-def test_a_trainer_that_dies_ends_the_training_with_its_reason(
-    base_image: str, config: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    process = start(config, out)
-    assert process.stdout is not None
-    said = ""
-    while "held out" not in said:
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    [trainer] = [
-        file.parent.name
-        for file in Path("/proc").glob("[0-9]*/cmdline")
-        if b"trainer.rl" in file.read_bytes() and str(out).encode() in file.read_bytes()
-    ]
-    os.kill(int(trainer), signal.SIGKILL)
-    rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "training was killed, most likely for want of memory: lower micro_batch_tokens" in rest
-    assert not processes_of(out)
