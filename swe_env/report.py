@@ -59,7 +59,7 @@ def _policy_row(policy: str, episodes: list[Episode]) -> str:
         f"<td><span class=bar><i style='width:{share:.0f}%'></i></span>"
         f"<td class=n>{len(own)}<td class=n>{sum(len(e.turns) for e in own)}"
         f"<td class=n>{sum(e.action_tokens for e in own)}<td class=n>{seconds:.1f}"
-        f"<td class=n>{len(own) - len(valid)}"
+        f"<td class=n>{sum(episode.end.is_infrastructure for episode in own)}"
     )
 
 

@@ -153,7 +153,8 @@ class Loop:
         self._workspaces = workspaces
         self._served = 0
         """Version of the weights in the server."""
-        self._mismatch = Mismatch(mean=0.0, largest=0.0)
+        self._mismatch: Mismatch | None = None
+        """Of those weights; None until they are compared."""
         self._publish_seconds = 0.0
 
     async def run(self) -> None:
@@ -174,13 +175,15 @@ class Loop:
                 await self._publish(step)
                 seconds = await self._roll_out(step)
             row = await self._told(StepRow)
-            await self._publish(step + 1, best=max(evaluated, key=evaluated.__getitem__, default=0))
+            mismatch = await self._publish(step + 1)
+            best = max(evaluated, key=evaluated.__getitem__, default=0)
+            await trio.to_thread.run_sync(partial(self._where.remove_weights, but={0, best, step, step + 1}))
             row = row.model_copy(
                 update={
                     "rollout_seconds": seconds,
                     "publish_seconds": self._publish_seconds,
-                    "mismatch": self._mismatch.mean,
-                    "mismatch_max": self._mismatch.largest,
+                    "mismatch": mismatch.mean,
+                    "mismatch_max": mismatch.largest,
                 }
             )
             if step not in done:
@@ -200,20 +203,20 @@ class Loop:
                 return what.model_validate_json(line)
         raise RunError(f"the trainer ended early: see {self._where.path / 'trainer.log'}")
 
-    async def _publish(self, version: int, best: int = 0) -> None:
-        """Have the server take the weights of `version`, and compare it with the trainer."""
+    async def _publish(self, version: int) -> Mismatch:
+        """See to it that the server has the weights of `version`, and that trainer and server agree."""
         began, where, server = trio.current_time(), self._where, self._plan.config.server
         if version != self._served:
+            self._mismatch = None
             await update_weights(
                 self._server.url, where.weights(version), version=version, deadline=server.update_seconds
             )
             self._served = version
-            where.remove_weights(but={0, best, version - 1, version})
-        elif self._mismatch.largest > 0:
-            return  # compared already
-        streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))
-        self._mismatch = await compare(self._policy, streams, said, limit=server.mismatch)
-        self._publish_seconds = trio.current_time() - began
+        if self._mismatch is None:
+            streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))
+            self._mismatch = await compare(self._policy, streams, said, limit=server.mismatch)
+            self._publish_seconds = trio.current_time() - began
+        return self._mismatch
 
     async def _roll_out(self, step: int) -> float:
         """Play the episodes of `step`. Returns seconds."""
@@ -236,7 +239,7 @@ class Loop:
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         row = EvaluationRow(
             step=version,
-            solved=sum(rewards) / max(1, len(rewards)),
+            solved=sum(rewards) / len(rewards),
             episodes=len(episodes),
             invalid=len(episodes) - len(rewards),
             seconds=trio.current_time() - began,
@@ -248,7 +251,10 @@ class Loop:
     async def _play(
         self, stage: str, tasks: Sequence[Task], n: int, rundir: RunDir, policy: Policy, *, version: int
     ) -> list[Episode]:
-        """`n` episodes a task; those in `rundir` already are not played again."""
+        """`n` episodes a task; those in `rundir` already are not played again.
+
+        Raises `RunError` if infrastructure ended all of them.
+        """
         plan, grader = self._plan, GradedOnce()
         rundir.begin(
             RunSpec(
@@ -280,4 +286,10 @@ class Loop:
         watcher = self._screen.begins(stage, len(jobs))
         rollout = plan.config.rollout
         await run_jobs(jobs, rundir, watcher, concurrency=rollout.concurrency, retries=rollout.retries)
-        return rundir.episodes()
+        episodes = await trio.to_thread.run_sync(rundir.episodes)
+        if all(episode.reward is None for episode in episodes):
+            raise RunError(
+                f"all {len(episodes)} episodes of this {stage} were lost, the first by: {episodes[0].error}; "
+                "the same command tries again"
+            )
+        return episodes

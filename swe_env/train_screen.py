@@ -72,13 +72,14 @@ class TrainScreen:
             self._out.print(line, markup=False)
 
     def row(self, row: StepRow | EvaluationRow, total_steps: int) -> None:
-        self._total, self._board, self._stage = total_steps, None, "learning"
+        self._total, self._board, self._stage = total_steps, None, ""
         if isinstance(row, EvaluationRow):
             self._held_out.append(row)
             line = f"version {row.step}   held out {row.solved:.3f} of {row.episodes} episodes"
             line += f"   {row.seconds:.0f} s"
         else:
             self._steps.append(row)
+            self._stage = "learning and publishing"
             line = f"step {row.step + 1} of {total_steps}   " + "   ".join(
                 f"{name} {value}" for name, value in _cells(row).items()
             )
@@ -86,11 +87,12 @@ class TrainScreen:
             self._out.print(line, markup=False, soft_wrap=True)
 
     def _render(self) -> Group:
-        now = self._board.rendered() if self._board is not None else Text(self._stage, style="dim")
-        return Group(self._table(), Text(self._stage, style="bold"), now)
+        now = [Text(self._stage, style="bold")]
+        return Group(self._table(), *now, *([self._board.rendered()] if self._board is not None else []))
 
     def _table(self) -> Table:
-        table = Table(title=f"step {len(self._steps)} of {self._total}" if self._total else None)
+        done = self._steps[-1].step + 1 if self._steps else 0
+        table = Table(title=f"{done} of {self._total} steps" if self._total else None)
         solved = {row.step: f"{row.solved:.3f}" for row in self._held_out}
         for name in ("step", "held out", *(_cells(self._steps[-1]) if self._steps else ())):
             table.add_column(name, justify="right")

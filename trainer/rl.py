@@ -58,11 +58,10 @@ def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device 
     weights, :class:`RunError` for an episode that cannot be read.
     """
     config, where = asked.config, TrainDir(asked.directory)
-    origin = where.weights(0)
-    scorer = load_scorer(origin, config.trainer, device)
+    scorer = load_scorer(where.weights(0), config.trainer, device)
     trainer = make_trainer(scorer, config.schedule, config.trainer)
     load_checkpoint(trainer, where.checkpoints)
-    probe_weights(scorer, where, trainer.steps)
+    write_weights(scorer, where, trainer.steps)  # they may have been removed since the checkpoint
     if rank() == 0:
         show(Ready(ready=trainer.steps))
     while trainer.steps < config.steps:
@@ -70,10 +69,7 @@ def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device 
         _wait_for(where.batch(step))
         row = learn(trainer, where.rollouts(step).episodes(), config)
         version = trainer.steps
-        if not _seen_by_all(where.weights(version)):
-            with appearing(where.weights(version)) if rank() == 0 else nullcontext(Path()) as draft:
-                save_model(scorer, origin, draft)
-        probe_weights(scorer, where, version)
+        write_weights(scorer, where, version)
         if version % config.trainer.checkpoint_every == 0 or version == config.steps:
             save_checkpoint(trainer, where.checkpoints, {}, keep=config.trainer.keep)
         if rank() == 0:
@@ -105,6 +101,17 @@ def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) ->
         trainer.steps += 1
         trainer.skipped += 1
     return _row(trainer.steps - 1, episodes, worth, done, seconds=time.monotonic() - began)
+
+
+def write_weights(scorer: Scorer, where: TrainDir, version: int) -> None:
+    """Write the present weights, where they are not there yet, and what they say of the probe streams.
+
+    A collective.
+    """
+    if not _seen_by_all(where.weights(version)):
+        with appearing(where.weights(version)) if rank() == 0 else nullcontext(Path()) as draft:
+            save_model(scorer, where.weights(0), draft)
+    probe_weights(scorer, where, version)
 
 
 def probe_weights(scorer: Scorer, where: TrainDir, version: int) -> None:
