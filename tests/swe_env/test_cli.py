@@ -97,7 +97,9 @@ def test_a_setting_of_a_config_file_that_does_not_exist_is_named(tmp_path: Path)
     assert f"{config}: budget.turnz" in said
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "config", sorted((ROOT / "configs" / "run").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_shipped_configurations_are_valid_and_options_go_over_them(config: Path) -> None:
     options = {"out": Path("x"), "budget": {"turns": 3, "seconds": None}, "n": None}
     request = read_request(config, options)
