@@ -52,9 +52,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; asked again, does what is missing.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file of these options (see configs/run/).")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML of these options: see configs/run/.")] = None,
     instances: Annotated[str | None, typer.Option(help="Only these task ids, separated by commas.")] = None,
     n: Annotated[int | None, typer.Option(help="Episodes a task [1].")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Episodes at once [8].")] = None,
