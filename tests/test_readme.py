@@ -23,7 +23,7 @@ def test_the_python_example_runs(tmp_path: Path, tiny_glm: Path, base_image: str
     assert done.returncode == 0, done.stderr
     end, reward, length, _token, logprob = done.stdout.split()
     assert (end, float(reward)) in [("format_errors", 0.0), ("turn_limit", 0.0)]
-    assert int(length) > 100
+    assert int(length) > 50  # the prompt alone is longer
     assert float(logprob) < 0
 
 
