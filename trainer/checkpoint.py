@@ -113,7 +113,7 @@ def load_checkpoint(trainer: Trainer, directory: Path) -> dict[str, JsonValue] |
         tensors = _tensors(trainer, optimised=state.optimised)
         with _one_rank_is_fine():
             state_dict_loader.load(tensors, checkpoint_id=path)
-        set_model_state_dict(trainer.scorer, tensors["model"], options=_TRAINED)
+        set_model_state_dict(trainer.scorer, tensors["model"], options=_options(trainer))
         if state.optimised:
             set_optimizer_state_dict(trainer.scorer, trainer.optimiser, tensors["optimiser"])
         if state.ranks == ranks():
@@ -134,8 +134,10 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Without what is frozen: it is in the model that training began with."""
+def _options(trainer: Trainer) -> StateDictOptions:
+    """Leave out what is frozen: it is in the model that training began with. All else must be there."""
+    frozen = any(not one.requires_grad for one in trainer.scorer.parameters())
+    return StateDictOptions(ignore_frozen_params=True, strict=not frozen)
 
 
 def _tensors(trainer: Trainer, *, optimised: bool | None = None) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _tensors(trainer: Trainer, *, optimised: bool | None = None) -> dict[str, An
 
     An optimiser without moments is left out: to be asked for them would make it begin to count steps.
     """
-    found: dict[str, Any] = {"model": get_model_state_dict(trainer.scorer, options=_TRAINED)}
+    found: dict[str, Any] = {"model": get_model_state_dict(trainer.scorer, options=_options(trainer))}
     if bool(trainer.optimiser.state) if optimised is None else optimised:
         found["optimiser"] = get_optimizer_state_dict(trainer.scorer, trainer.optimiser)
     return found

@@ -11,7 +11,6 @@ import pytest
 import torch
 import trio
 
-from agents.chat import load_chat
 from agents.policy import Completion
 from agents.vllm import VllmPolicy
 from agents.weights import UpdateFailed, update_weights
@@ -118,7 +117,8 @@ def test_each_token_of_a_request_is_of_the_weights_that_it_names(server: Running
             assert now != version or abs(ours - theirs) < FLOAT32
 
 
-def test_an_update_that_fails_is_told_in_the_servers_words(server: RunningModel, tmp_path: Path) -> None:
+def test_an_update_that_fails_says_why_and_holds_the_server(server: RunningModel, tmp_path: Path) -> None:
     with pytest.raises(UpdateFailed, match=r"refused /update_weights with HTTP 500 \(.*safetensors"):
         trio.run(partial(update_weights, server.url, tmp_path, version=9))
-    assert load_chat(server.model_dir, tools=[]).stop_token_ids  # the model directory is as it was
+    answer = httpx.get(f"{server.url}/is_paused", timeout=60, trust_env=False)
+    assert answer.json() == {"is_paused": True}  # nothing is sampled from who knows what
