@@ -28,10 +28,10 @@ class Draft:
 
 
 MEANINGS = {
-    "+": ["{a} plus {b}.", "Add {b} to {a}.", "The sum of {a} and {b}."],
-    "-": ["{a} minus {b}.", "Take {b} away from {a}.", "What is left of {a} without {b}."],
-    "*": ["{a} times {b}.", "Multiply {a} by {b}.", "The product of {a} and {b}."],
-    "//": ["{a} divided by {b}, rounded down.", "How many whole times {b} fits into {a}."],
+    "+": ["The {a} plus the {b}.", "Add {b} to {a}.", "The sum of {a} and {b}."],
+    "-": ["The {a} minus the {b}.", "Take {b} away from {a}.", "What is left of {a} without {b}."],
+    "*": ["The {a} times the {b}.", "Multiply {a} by {b}.", "The product of {a} and {b}."],
+    "//": ["The {a} divided by the {b}, rounded down.", "How many whole times {b} fits into {a}."],
 }
 ORDERS = {
     ">=": "at least",
@@ -46,7 +46,7 @@ ORDERS = {
 def operator(draw: Draw, name: str) -> Draft:
     a, b, c = draw.noun(), draw.noun(), draw.noun()
     right, wrong = draw.two(list(MEANINGS))
-    meaning = _sentence(draw.choice(MEANINGS[right]).format(a=a, b=b))
+    meaning = draw.choice(MEANINGS[right]).format(a=a, b=b)
     extra = draw.number()
     pairs = [f"{name}({x}, {y})" for x, y in zip(draw.numbers(12), draw.numbers(12, 1, 9), strict=True)]
     match draw.random.randrange(3):
@@ -96,18 +96,18 @@ def constant(draw: Draw, name: str) -> Draft:
     calls = [f"{name}({n + shift})" for n in around for shift in (0, 1)]
     match draw.random.randrange(4):
         case 0:
-            code = f'def {name}({a}):\n    """{a.title()} plus {right}."""\n    @@\n'
+            code = f'def {name}({a}):\n    """The {a} plus {right}."""\n    @@\n'
             good, bad = (f"return {a} + {n}" for n in (right, wrong))
         case 1:
-            code = f'def {name}({a}):\n    """{a.title()}, but never more than {right}."""\n    @@\n'
+            code = f'def {name}({a}):\n    """The {a}, but never more than {right}."""\n    @@\n'
             good, bad = (f"return min({a}, {n})" for n in (right, wrong))
             calls = [f"{name}({n})" for n in (100, 1, 150, 3, 220, 2, 130, 5)]
         case 2:
-            meaning = f"{a.title()} without the {b}, which is {right}."
+            meaning = f"The {a} without the {b}, which is {right}."
             code = f'@@\n\n\ndef {name}({a}):\n    """{meaning}"""\n    return {a} - {b.upper()}\n'
             good, bad = (f"{b.upper()} = {n}" for n in (right, wrong))
         case _:
-            meaning = f"{a.title()} times the {b}, which is {right}."
+            meaning = f"The {a} times the {b}, which is {right}."
             code = f'def {name}({a}):\n    """{meaning}"""\n    @@\n    return {a} * {b}\n'
             good, bad = (f"{b} = {n}" for n in (right, wrong))
             calls = [*calls, f"{name}(0)"]
@@ -122,7 +122,7 @@ def default(draw: Draw, name: str) -> Draft:
     sign, does = draw.choice([("+", "plus"), ("-", "minus"), ("*", "times")])
     match draw.random.randrange(3):
         case 0:
-            meaning = f"{a.title()} {does} {b}. The {b} is {right} unless given."
+            meaning = f"The {a} {does} {b}. The {b} is {right} unless given."
             body = f'    """{meaning}"""\n    return {a} {sign} {b}\n'
             calls = [f"{name}({n})" for n in draw.numbers(6, 1)] + given
         case 1:
@@ -135,7 +135,7 @@ def default(draw: Draw, name: str) -> Draft:
         case _:
             truth = draw.choice([True, False])
             body = (
-                f'    """{a.title()} in order, largest first if {b}. By default {b} is {truth}."""\n'
+                f'    """The {a} in order, largest first if {b}. By default {b} is {truth}."""\n'
                 f"    return sorted({a}, reverse={b})\n"
             )
             calls = [f"{name}({draw.numbers(4)})" for _ in range(5)] + [
@@ -156,8 +156,8 @@ def swapped(draw: Draw, name: str) -> Draft:
         case 0:
             op, does = draw.choice([("-", "minus"), ("//", "divided by"), ("%", "modulo")])
             code = (
-                f'def {helper}({a}, {b}):\n    """{a.title()} {does} {b}."""\n    return {a} {op} {b}\n\n\n'
-                f'def {name}({a}, {b}):\n    """{a.title()} {does} {b}, plus one."""\n    @@\n'
+                f'def {helper}({a}, {b}):\n    """The {a} {does} {b}."""\n    return {a} {op} {b}\n\n\n'
+                f'def {name}({a}, {b}):\n    """The {a} {does} {b}, plus one."""\n    @@\n'
             )
             good, bad = f"return {helper}({a}, {b}) + 1", f"return {helper}({b}, {a}) + 1"
         case 1:
@@ -214,7 +214,7 @@ def off_by_one(draw: Draw, name: str) -> Draft:
 def missing_return(draw: Draw, name: str) -> Draft:
     a, b, c = draw.noun(), draw.noun(), draw.noun()
     op = draw.choice(["+", "-", "*"])
-    meaning = _sentence(draw.choice(MEANINGS[op]).format(a=a, b=b))
+    meaning = draw.choice(MEANINGS[op]).format(a=a, b=b)
     pairs = [f"{name}({x}, {y})" for x, y in zip(draw.numbers(8), draw.numbers(8, 1, 30), strict=True)]
     match draw.random.randrange(3):
         case 0:
@@ -225,7 +225,7 @@ def missing_return(draw: Draw, name: str) -> Draft:
             good, bad = f"{c} = {a} {op} {b}\n    return {c}", f"{c} = {a} {op} {b}"
         case _:
             n = draw.number(2, 9)
-            meaning = f"{b.title()} times {n} when {a} is more than {b}, else {a}."
+            meaning = f"The {b} times {n} when {a} is more than {b}, else {a}."
             code = (
                 f'def {name}({a}, {b}):\n    """{meaning}"""\n    if {a} > {b}:\n        @@\n    return {a}\n'
             )
@@ -247,7 +247,7 @@ def inverted(draw: Draw, name: str) -> Draft:
             good, bad = f"if not {a}:", f"if {a}:"
             calls = [f"{name}({values})" for values in lists]
         case 1:
-            meaning = f"{a.title()} plus {b}, which counts as {n} when it is None."
+            meaning = f"The {a} plus {b}, which counts as {n} when it is None."
             code = (
                 f'def {name}({a}, {b}):\n    """{meaning}"""\n    @@\n'
                 f"        {b} = {n}\n    return {a} + {b}\n"
@@ -258,7 +258,7 @@ def inverted(draw: Draw, name: str) -> Draft:
             ]
             calls = [*calls, *(f"{name}({x}, None)" for x in draw.numbers(2)), f"{name}(1, {n})"]
         case 2:
-            meaning = f"{a.title()} with {b} at the end, unless {b} is already among them."
+            meaning = f"The {a} with {b} at the end, unless {b} is already among them."
             code = (
                 f'def {name}({a}, {b}):\n    """{meaning}"""\n'
                 f"    @@\n        return {a}\n    return {a} + [{b}]\n"
@@ -278,7 +278,7 @@ def attribute(draw: Draw, name: str) -> Draft:
     a, b, c, thing = draw.noun(), draw.noun(), draw.noun(), draw.noun()
     kind = thing.title()
     op = draw.choice(["+", "-", "*"])
-    meaning = _sentence(draw.choice(MEANINGS[op]).format(a=a, b=b))
+    meaning = draw.choice(MEANINGS[op]).format(a=a, b=b)
     order = draw.random.sample([a, b, c], 3)
     wrong = draw.choice([f"{a} {op} self.{c}", f"{c} {op} self.{b}"])
     sets = "".join(f"        self.{word} = {word}\n" for word in order)
@@ -314,10 +314,6 @@ FAMILIES: dict[str, Family] = {
     "wrong_attribute": Family("attr", attribute, 2),
 }
 """The families of one edit in one file; :mod:`tasks.two_files` is the tenth."""
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _around(draw: Draw, name: str) -> list[str]:

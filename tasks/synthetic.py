@@ -58,9 +58,9 @@ def generate(split: Split, index: int) -> Task:
     raise AssertionError(f"no usable draw for {split} {index}: a family in tasks/bugs.py has too few calls")
 
 
-def generate_many(split: Split, n: int) -> list[Task]:
-    """The first `n` tasks of a split."""
-    return [generate(split, index) for index in range(n)]
+def generate_many(split: Split, end: int, first: int = 0) -> list[Task]:
+    """The tasks of a split from index `first` up to `end`, which is not included."""
+    return [generate(split, index) for index in range(first, end)]
 
 
 def shipped_tasks() -> list[Task]:
@@ -82,8 +82,8 @@ class _Plan:
     """Path -> text after the fix; edits undone give the broken repository."""
     edits: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """(path, bad, good)"""
-    look: list[str] = field(default_factory=list[str])
-    """Shell commands an expert reads the code with."""
+    steps: list[str] = field(default_factory=list[str])
+    """What an expert does: shell commands to read code with, and paths of files to write anew."""
     hidden: dict[str, str] = field(default_factory=dict[str, str])
     fail_to_pass: list[str] = field(default_factory=list[str])
     pass_to_pass: list[str] = field(default_factory=list[str])
@@ -126,11 +126,8 @@ def _plan(draw: Draw, name: str, draft: Draft, level: str) -> _Plan | None:
     if text.count(draft.good) != 1 or text.replace(draft.good, draft.bad).count(draft.bad) != 1:
         return None
     plan.edits.append((path, draft.bad, draft.good))
-    plan.look = (
-        [f"cat ./{path}"]
-        if level != "crowded"
-        else [f"grep -rn 'def {name}' --include=*.py .", f"cat ./{path}"]
-    )
+    find = [f"grep -rn 'def {name}' --include=*.py ."] if level == "crowded" else []
+    plan.steps = [*find, f"cat ./{path}", path]
 
     exports = draft.exports + ([helper.exports[0]] if helper else [])
     plan.hidden[f"tests/test_{module}.py"] = (
@@ -154,7 +151,7 @@ def _plan_two_files(draw: Draw, change: TwoFiles, *, crowded: bool) -> _Plan | N
     package = draw.noun() if crowded else ""
     first, second = _path(package, change.first), _path(package, change.second)
     problem = change.problem.format(first=f"./{first}", second=f"./{second}")
-    plan = _Plan(problem, look=[f"cat ./{first} ./{second}"])
+    plan = _Plan(problem, steps=[f"cat ./{first}", first, f"cat ./{second}", second])
     uses = _import(package, change.first) + "\n\n\n" if change.uses_first else ""
     plan.fixed[first] = change.first_code.replace("@@", change.first_edit[1])
     plan.fixed[second] = uses + change.second_code.replace("@@", change.second_edit[1])
@@ -201,18 +198,13 @@ def _task(plan: _Plan, split: Split, index: int, family: str, level: str) -> Tas
     broken = plan.broken()
     short = "two" if family == "two_files" else FAMILIES[family].short
     difficulty = 4 if family == "two_files" else FAMILIES[family].difficulty + (level == "crowded")
-    calls: list[dict[str, Any]] = [
-        {"name": "bash", "arguments": {"command": command}} for command in plan.look
-    ]
-    for path, bad, good in plan.edits:
-        line = _line_with(broken[path], bad)
-        edit = {
-            "command": "str_replace",
-            "path": f"./{path}",
-            "old_str": line,
-            "new_str": line.replace(bad, good, 1),
-        }
-        calls.append({"name": "edit", "arguments": edit})
+    calls: list[dict[str, Any]] = []
+    for step in plan.steps:
+        if step in broken:
+            anew = {"command": "create", "path": f"./{step}", "file_text": plan.fixed[step]}
+            calls.append({"name": "edit", "arguments": anew})
+        else:
+            calls.append({"name": "bash", "arguments": {"command": step}})
     calls.append({"name": "submit", "arguments": {}})
     return Task(
         id=f"{short}-{split}-{index:06d}",
@@ -226,12 +218,6 @@ def _task(plan: _Plan, split: Split, index: int, family: str, level: str) -> Tas
         test_timeout=TEST_SECONDS,
         metadata={"family": family, "difficulty": difficulty, "demonstration": calls},
     )
-
-
-def _line_with(text: str, part: str) -> str:
-    """The whole line, indented as it is: an expert copies what was printed, from its beginning."""
-    at = text.index(part)
-    return text[text.rfind("\n", 0, at) + 1 : text.find("\n", at + len(part))]
 
 
 def _function_name(draw: Draw) -> str:

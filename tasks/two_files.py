@@ -40,7 +40,7 @@ def two_files(draw: Draw, name: str) -> TwoFiles:
             return TwoFiles(
                 first, second,
                 f"# The {c} in use everywhere.\n@@\n",
-                f'def {name}({a}):\n    """{a.title()} {does} the {c}."""\n    @@\n',
+                f'def {name}({a}):\n    """The {a} {does} the {c}."""\n    @@\n',
                 (f"{old} = {n}", f"{new} = {n}"),
                 (f"return {a} {op} {first}.{old}", f"return {a} {op} {first}.{new}"),
                 True,
@@ -58,8 +58,8 @@ def two_files(draw: Draw, name: str) -> TwoFiles:
             other = f"{draw.choice(VERBS)}_{c}"
             return TwoFiles(
                 first, second,
-                f'def {other}({a}):\n    """{a.title()} plus the {b}."""\n    @@\n',
-                f'def {name}({a}):\n    """{a.title()} minus the {b}."""\n    @@\n',
+                f'def {other}({a}):\n    """The {a} plus the {b}."""\n    @@\n',
+                f'def {name}({a}):\n    """The {a} minus the {b}."""\n    @@\n',
                 (f"return {a} + {wrong}", f"return {a} + {n}"),
                 (f"return {a} - {wrong}", f"return {a} - {n}"),
                 False,
@@ -75,7 +75,7 @@ def two_files(draw: Draw, name: str) -> TwoFiles:
             old, new = f"{verbs[0]}_{b}", f"{verbs[1]}_{b}"
             return TwoFiles(
                 first, second,
-                f'@@\n    """{a.title()} plus {n}."""\n    return {a} + {n}\n',
+                f'@@\n    """The {a} plus {n}."""\n    return {a} + {n}\n',
                 f'def {name}({a}):\n    """Twice the {b} of {a}."""\n    @@\n',
                 (f"def {old}({a}):", f"def {new}({a}):"),
                 (f"return 2 * {first}.{old}({a})", f"return 2 * {first}.{new}({a})"),

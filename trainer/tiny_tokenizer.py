@@ -1,10 +1,10 @@
 """The vocabulary of the tiny models: about a thousand BPE tokens that fit small repositories.
 
-`trainer/tiny_tokenizer.json` is what :func:`build` makes; a test compares them. Words, digits,
-underscores and spaces are split apart before merging (four spaces, an indentation, stay together), so
-an identifier is the same tokens wherever it stands and a small model can copy it. All 256 bytes are in
-the alphabet: any text can be encoded. Chat markers are not part of it: :mod:`trainer.tiny_model` adds
-each family's own on top.
+`trainer/tiny_tokenizer.json` is what :func:`build` makes; a test compares them. Names, digits, underscores
+and punctuation are split apart before merging, so an identifier is the same tokens wherever it stands and a
+small model can copy it. What is no name, such as `return` or `minus`, takes the spaces around it along, and a
+new line its indentation: that makes episodes shorter by a quarter. All 256 bytes are in the alphabet: any
+text can be encoded. Chat markers are not part of it: :mod:`trainer.tiny_model` adds each family's own on top.
 
 `python -m trainer.tiny_tokenizer` writes the file again.
 """
@@ -18,14 +18,18 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 FILE = Path(__file__).with_name("tiny_tokenizer.json")
-SIZE = 992
-"""BPE tokens; with the largest family's markers a model has at most 1,024."""
+SIZE = 1500
+"""BPE tokens; with the largest family's markers a model has at most 1,536."""
 
 
 def build() -> Tokenizer:
     """Train the vocabulary on :func:`corpus`: a second or two, the same result every time."""
     tokenizer = Tokenizer(models.BPE())
-    split = r"\p{L}+|\p{N}|_|[^\s\p{L}\p{N}_]{1,4}|\n+| {4}| +|\s"  # a ruler of 80 `=` is worth no token
+    words = "|".join(WORDS.split())
+    split = (
+        rf"\./|\.py\b|__init__| ?\b(?:{words})\b ?|\p{{L}}+|\p{{N}}|_| ?[-+*/%<>=!]{{1,2}} ?|[,:.] "
+        r"|[^\s\p{L}\p{N}_]{1,4}|\n+(?: {4})*| {4}| +|\s"  # a ruler of 80 `=` is worth no token
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(split), "isolated"),
@@ -57,9 +61,12 @@ def corpus() -> Iterator[str]:
         old, new = code.splitlines()[-1], code.splitlines()[-1].replace(noun, other)
         yield TOOLS[number % len(TOOLS)].format(module=noun, old=old, new=new, function=function)
         yield ISSUE.format(function=function, noun=noun, low=low, high=high)
-    yield from HEADERS * 40
-    # names in the tasks are drawn from such words: each deserves a token of its own
-    yield from [f"{word} {word}" for word in nouns + verbs] * 20
+    yield from HEADERS * 10
+    # the tasks are written in such words: each deserves a token of its own
+    yield from [f"{word}\n{word}" for word in nouns + verbs] * 40
+    yield from [word.upper() for word in nouns] * 40
+    yield from [f"\n{word} ({word} 0 {word} ({word} 0 {word}." for word in WORDS.split()] * 12
+    yield from [f"a {sign} a" for sign in OPERATORS.split()] * 40
 
 
 NOUNS = """
@@ -78,6 +85,19 @@ add apply build calculate check clamp clean compute convert count decode encode 
 fold get insert is join make map move normalize parse pick pop print push read remove render replace reset
 reverse round select set skip sort split strip swap take trim update validate write
 """
+
+WORDS = """
+Add all already among are around at away be Both Bug bug but By by called calls class correct counts def
+divided docstring docstrings does down each elif else end equal even everywhere except expected False fits
+Fix fix for from function functions give given gives gone greater How if import in included init into is
+It its lambda largest least left len less list many max min minus modulo more most Multiply must needs
+Never never None none not Now numbers odd of one or other pass Please plus product raise raises range
+Rename Replace return returns rounded says self should Small so sorted Sum sum Take than that The them
+then There there This Those times to tools True try Twice unless up What what when where Whether which
+while Whole whole with without wrong
+"""
+
+OPERATORS = "+ - * / // % = == != < > <= >= += -="
 
 CODE = [
     '''
@@ -167,8 +187,11 @@ TOOLS = [
     "bash\n<arg_key>command</arg_key>\n<arg_value>ls && cat {module}.py</arg_value>\n",
     "bash\n<arg_key>command</arg_key>\n<arg_value>grep -rn {function} . | head -n 20</arg_value>\n",
     "bash\n<arg_key>command</arg_key>\n<arg_value>cd /testbed && python -m pytest -q</arg_value>\n",
-    "edit\n<arg_key>path</arg_key>\n<arg_value>{module}.py</arg_value>\n<arg_key>old</arg_key>\n"
-    "<arg_value>{old}</arg_value>\n<arg_key>new</arg_key>\n<arg_value>{new}</arg_value>\n",
+    "edit\n<arg_key>command</arg_key>\n<arg_value>create</arg_value>\n<arg_key>path</arg_key>\n<arg_value>"
+    "./{module}.py</arg_value>\n<arg_key>file_text</arg_key>\n<arg_value>{new}\n</arg_value>\n",
+    "bash\n<arg_key>command</arg_key>\n<arg_value>cat ./{module}.py</arg_value>\n",
+    "\n<tool_response>\nWrote ./{module}.py.\n</tool_response>\n",
+    "\n<tool_response>\nEdited ./{module}.py.\n</tool_response>\n",
     '\n{{"name": "edit", "arguments": {{"path": "{module}.py", "old": "{old}", "new": "{new}"}}}}\n',
     '{{"name": "bash", "parameters": {{"command": "sed -n 1,40p src/{module}.py"}}}}',
     "str_replace\n<arg_key>path</arg_key>\n<arg_value>/testbed/{module}.py</arg_value>\n<arg_key>old_str"

@@ -53,7 +53,7 @@ def test_directory_fits_its_family(tiny_models: Path, shape: str) -> None:
     model_dir = tiny_models / shape
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     config = AutoConfig.from_pretrained(model_dir)
-    assert config.vocab_size == len(tokenizer) <= 1024
+    assert config.vocab_size == len(tokenizer) <= 1536
     renderer_config = {
         "glm": GLM45RendererConfig(),
         "qwen": Qwen3RendererConfig(),
@@ -76,7 +76,7 @@ def test_same_seed_same_weights(tmp_path: Path, tiny_models: Path, shape: str) -
     from trainer.tiny_model import make_tiny_model
 
     count = make_tiny_model(tmp_path, shape=shape, seed=0)
-    assert 500_000 < count < 1_100_000
+    assert 500_000 < count < 1_200_000
     again = (tmp_path / "model.safetensors").read_bytes()
     assert again == (tiny_models / shape / "model.safetensors").read_bytes()
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -97,4 +97,4 @@ def test_a_model_that_is_made_to_learn_begins_able_to_copy(tmp_path: Path) -> No
     for name, to_learn in (("random", False), ("to learn", True)):
         make_tiny_model(tmp_path / name, to_learn=to_learn)
     assert copied(tmp_path / "random") < 0.05
-    assert copied(tmp_path / "to learn") > 0.4
+    assert copied(tmp_path / "to learn") > 0.9
