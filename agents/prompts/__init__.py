@@ -55,10 +55,10 @@ class Prompts(BaseModel):
 
 
 def load_prompts(name_or_dir: str = "default") -> Prompts:
-    """A shipped set by name, or any directory with the four files. Raises :class:`PromptError`."""
-    directory = Path(name_or_dir)
-    if not directory.is_dir():
-        directory = _HERE / name_or_dir
+    """A shipped set by name, or else any directory with the four files. Raises :class:`PromptError`."""
+    directory = _HERE / name_or_dir
+    if not (directory / _FILES[0]).is_file():
+        directory = Path(name_or_dir)
     if not directory.is_dir():
         shipped = ", ".join(sorted(path.parent.name for path in _HERE.glob("*/system.txt")))
         raise PromptError(f"no prompts named {name_or_dir!r}: give a directory, or one of {shipped}")
