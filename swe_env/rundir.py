@@ -111,7 +111,7 @@ class RunDir:
     def save(self, episode: Episode) -> Path:
         """Keep an episode, in place of one that infrastructure ended. Raises :class:`RunError`."""
         final = self.episodes_path / episode.id
-        draft = self.episodes_path / f".{episode.id}.{uuid.uuid4().hex[:8]}"
+        draft, old = (self.episodes_path / f".{episode.id}.{uuid.uuid4().hex[:8]}" for _ in "12")
         try:
             draft.mkdir()
             (draft / "patch.diff").write_bytes(episode.patch)
@@ -119,7 +119,7 @@ class RunDir:
                 (draft / "test_output.txt").write_bytes(episode.grade.log)
             write_atomic(draft / "episode.json", episode.model_dump_json().encode())
             if final.exists():
-                final.rename(self.episodes_path / f".old.{uuid.uuid4().hex[:8]}")
+                final.rename(old)
             draft.rename(final)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -127,8 +127,7 @@ class RunDir:
                 f"cannot write to {self.episodes_path}: {error.strerror}; "
                 "free some space and run the same command again: finished episodes are kept"
             ) from None
-        for old in self.episodes_path.glob(".old.*"):
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
         return final
 
     def log(self, episode_id: str) -> bytes:
