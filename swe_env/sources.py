@@ -15,8 +15,8 @@ from tasks.swebench import load_swebench
 from tasks.synthetic import generate_many, shipped_tasks
 
 FORMS = (
-    "shipped, synthetic:train:N, synthetic:heldout:N, swebench:SET (verified, lite, full, multilingual, "
-    "a file, a directory or a hub id), or a task file (.jsonl)"
+    "shipped, synthetic:train:N, synthetic:heldout:N (or FIRST-END), swebench:SET (verified, lite, full, "
+    "multilingual, a file, a directory or a hub id), or a task file (.jsonl)"
 )
 
 
@@ -26,8 +26,11 @@ def find_tasks(source: str, instances: Sequence[str] = (), split: str = "test") 
         return load_swebench(load_rows(source.removeprefix("swebench:"), split), list(instances) or None)
     if source == "shipped":
         tasks = shipped_tasks()
-    elif match := re.fullmatch(r"synthetic:(train|heldout):(\d+)", source):
-        tasks = generate_many("train" if match[1] == "train" else "heldout", int(match[2]))
+    elif match := re.fullmatch(r"synthetic:(train|heldout):(?:(\d+)-)?(\d+)", source):
+        first, end = int(match[2] or 0), int(match[3])
+        if first >= end:
+            raise RunError(f"{source} has no tasks: they are numbered from 0, and END is not among them")
+        tasks = generate_many("train" if match[1] == "train" else "heldout", end, first)
     elif Path(source).suffix == ".jsonl":
         tasks = load_tasks(Path(source))
     else:
