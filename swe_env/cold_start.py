@@ -45,13 +45,13 @@ async def first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: S
         out=first,
         seed=config.seed,
         compute_dtype=config.trainer.compute_dtype,
-        **config.cold_start.model_dump(exclude={"tasks"}),
+        **config.cold_start.model_dump(exclude={"tasks", "noop"}),
     )
     await sft.train(asked, screen.learns)
 
 
 async def _demonstrations(plan: TrainPlan, where: TrainDir, model: Path, screen: Screen, say: Say) -> None:
-    """The gold policy's episodes, none of them graded, into `where.cold_start`."""
+    """What scripted policies do, none of it graded, into `where.cold_start`."""
     config = plan.config
     assert config.cold_start is not None
     request = RunRequest(
@@ -66,14 +66,15 @@ async def _demonstrations(plan: TrainPlan, where: TrainDir, model: Path, screen:
         sandbox=config.sandbox,
         graded=False,
     )
-    if not all(map(can_demonstrate, plan.demonstrated)):
+    tasks = [task for of in plan.demonstrated.values() for task in of]
+    if not all(map(can_demonstrate, tasks)):
         await run(request, lambda total: nullcontext(screen.begins("demonstrations", total)), say)
         return
     rundir = RunDir(where.cold_start)
     rundir.begin(
         RunSpec(
             policy="gold",
-            tasks_sha256=digest(plan.demonstrated),
+            tasks_sha256=digest(tasks),
             prompts_sha256=plan.prompts.sha256,
             tokenizer_sha256=plan.chat.tokenizer.sha256,
             budget=config.rollout.budget.model_dump(),
@@ -82,12 +83,12 @@ async def _demonstrations(plan: TrainPlan, where: TrainDir, model: Path, screen:
     )
     async with (
         connect(config.sandbox, run_id=secrets.token_hex(6), say=say) as engine,
-        workspaces_for(plan.demonstrated, request, engine, say),  # for the base image
+        workspaces_for(tasks, request, engine, say),  # for the base image
     ):
         await demonstrate(
             plan.demonstrated,
             rundir,
-            screen.begins("demonstrations", len(plan.demonstrated)),
+            screen.begins("demonstrations", len(tasks)),
             engine=engine,
             chat=plan.chat,
             prompts=plan.prompts,

@@ -8,7 +8,7 @@ reward; an episode costs a few tool calls, a twentieth of one that counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 
@@ -29,7 +29,7 @@ from tasks.model import InlineRepo, Task
 
 
 async def demonstrate(
-    tasks: Sequence[Task],
+    tasks: Mapping[str, Sequence[Task]],
     rundir: RunDir,
     watcher: Watcher,
     *,
@@ -39,18 +39,20 @@ async def demonstrate(
     budget: Budget,
     concurrency: int,
 ) -> None:
-    """Play the gold policy on all `tasks` that `rundir` has no episode of.
+    """Play scripted policies, each on its own `tasks`, as far as `rundir` has no episode of them.
 
     Raises :class:`RunError` for a demonstration that does not come to its end, which is a fault of its task,
     or does not fit in `budget`; `SandboxError`.
     """
     finished = rundir.finished()
-    missing = iter([task for task in tasks if task.id not in finished])
+    missing = iter(
+        [(kind, task) for kind, of in tasks.items() for task in of if task.id not in finished]
+    )  # the workers take from one iterator
 
     async def play_some() -> None:
         async with engine.sandbox(BASE_IMAGE, workdir=WORKDIR, limits=Limits(), env=ENVIRONMENT) as sandbox:
-            for task in missing:  # the workers take from one iterator
-                episode = await _play(task, sandbox, chat=chat, prompts=prompts, budget=budget)
+            for kind, task in missing:
+                episode = await _play(kind, task, sandbox, chat=chat, prompts=prompts, budget=budget)
                 await trio.to_thread.run_sync(rundir.save, episode)
                 watcher.done(episode, will_retry=False)
 
@@ -68,11 +70,14 @@ def can_demonstrate(task: Task) -> bool:
     return isinstance(view.image, InlineRepo) and not view.setup and view.workdir == WORKDIR
 
 
-async def _play(task: Task, sandbox: Sandbox, *, chat: Chat, prompts: Prompts, budget: Budget) -> Episode:
-    began, view, policy = time.monotonic(), task.view(), scripted("gold", task, chat)
-    assert isinstance(view.image, InlineRepo)
-    await sandbox.run(f"find {WORKDIR} -mindepth 1 -delete", timeout=60, session=False)
-    await lay_out(sandbox, WORKDIR, view.image.files)
+async def _play(
+    kind: str, task: Task, sandbox: Sandbox, *, chat: Chat, prompts: Prompts, budget: Budget
+) -> Episode:
+    began, view, policy = time.monotonic(), task.view(), scripted(kind, task, chat)
+    if kind != "noop":  # which looks at nothing
+        assert isinstance(view.image, InlineRepo)
+        await sandbox.run(f"find {WORKDIR} -mindepth 1 -delete", timeout=60, session=False)
+        await lay_out(sandbox, WORKDIR, view.image.files)
     opening = prompts.opening(workdir=WORKDIR, problem_statement=view.problem_statement)
     conversation = Conversation(chat, opening)
     end = await run_agent(

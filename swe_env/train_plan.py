@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.chat import Chat, load_chat
 from agents.prompts import Prompts, load_prompts
+from swe_env.demonstrations import can_demonstrate
 from swe_env.plan import TINY_GLM
 from swe_env.rundir import RunError
 from swe_env.sources import find_tasks
@@ -22,8 +23,8 @@ class TrainPlan:
     config: TrainConfig
     tasks: list[Task]
     held_out: list[Task]
-    demonstrated: list[Task]
-    """Of the cold start."""
+    demonstrated: dict[str, list[Task]]
+    """Of the cold start: scripted policy -> the tasks that it plays."""
     prompts: Prompts
     chat: Chat
 
@@ -40,8 +41,8 @@ def make_train_plan(config: TrainConfig) -> TrainPlan:
             f"rollout.tasks_per_step is {config.rollout.tasks_per_step}, {config.rollout.tasks} has "
             f"{len(tasks)} tasks: give more, or take fewer"
         )
-    demonstrated = find_tasks(config.cold_start.tasks) if config.cold_start else []
-    learnt = {task.id for task in [*tasks, *demonstrated]}
+    demonstrated = _demonstrated(config)
+    learnt = {task.id for task in [*tasks, *demonstrated["gold"], *demonstrated["noop"]]}
     if seen := sorted(learnt & {task.id for task in held_out}):
         raise RunError(f"task {seen[0]} is trained on and held out: choose other evaluation.tasks")
     prompts = load_prompts(config.prompts)
@@ -53,6 +54,17 @@ def make_train_plan(config: TrainConfig) -> TrainPlan:
     model = TINY_GLM if shape == "glm" and shape != config.model else Path(config.model)
     chat = load_chat(model, prompts.tools, config.family, announce=prompts.announce_tools)
     return TrainPlan(config, tasks, held_out, demonstrated, prompts, chat)
+
+
+def _demonstrated(config: TrainConfig) -> dict[str, list[Task]]:
+    if config.cold_start is None:
+        return {"gold": [], "noop": []}
+    tasks = find_tasks(config.cold_start.tasks)
+    if config.cold_start.noop and not all(map(can_demonstrate, tasks)):
+        raise RunError("cold_start.noop is for tasks whose repositories are text files: leave it out")
+    shuffled = random.Random(config.seed).sample(tasks, len(tasks))
+    idle = round(config.cold_start.noop * len(tasks))
+    return {"gold": shuffled[idle:], "noop": shuffled[:idle]}
 
 
 def tasks_of(step: int, plan: TrainPlan) -> list[Task]:

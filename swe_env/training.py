@@ -17,6 +17,8 @@ from agents.policy import Sampling
 from sandboxes.backends import Backend
 from swe_env.rundir import RunError
 
+Tracker = Literal["trackio", "wandb", "tensorboard"]
+
 
 class TrainConfig(BaseModel):
     """Everything that `swe-env train` can be told, but where the run is to be kept."""
@@ -41,6 +43,8 @@ class TrainConfig(BaseModel):
     trainer: TrainerConfig = Field(default_factory=lambda: TrainerConfig())
     server: ServerConfig = Field(default_factory=lambda: ServerConfig())
     evaluation: EvaluationConfig | None = None
+    trackers: list[Tracker] = []
+    """Where metrics go beside `metrics.jsonl`; each is an extra to be installed."""
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
@@ -73,6 +77,9 @@ class ColdStart(_Config):
 
     tasks: str
     """Whose demonstrations are learnt from, as for `swe-env run --tasks`."""
+    noop: float = Field(default=0.0, ge=0, lt=1)
+    """Share of these tasks whose demonstration is that of somebody who submits at once: what is learnt from
+    is seldom all good, and this is a fault that rewards can be seen to mend."""
     epochs: int = Field(default=1, ge=1)
     learning_rate: float = Field(default=1e-5, gt=0)
     batch_tokens: int = Field(default=16_384, ge=2)

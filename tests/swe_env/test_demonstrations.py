@@ -31,7 +31,9 @@ class Nobody:
     def done(self, episode: Episode, *, will_retry: bool) -> None: ...
 
 
-def demonstrated(backend: Backend, tasks: list[Task], where: Path, budget: Budget | None = None) -> RunDir:
+def demonstrated(
+    backend: Backend, tasks: list[Task], where: Path, budget: Budget | None = None, kind: str = "gold"
+) -> RunDir:
     rundir = RunDir(where)
     empty = {"tasks_sha256": "", "prompts_sha256": "", "tokenizer_sha256": ""}
     rundir.begin(RunSpec(policy="gold", budget={}, version="", **empty))
@@ -40,7 +42,7 @@ def demonstrated(backend: Backend, tasks: list[Task], where: Path, budget: Budge
         with trio.fail_after(120):
             async with connected(backend, "test-demonstrations") as engine:
                 await demonstrate(
-                    tasks,
+                    {kind: tasks},
                     rundir,
                     Nobody(),
                     engine=engine,
@@ -85,6 +87,14 @@ def test_what_is_there_is_not_played_again(base_image: str, tmp_path: Path) -> N
     after = {episode.id: episode.timings for episode in demonstrated("docker", tasks, tmp_path).episodes()}
     assert len(after) == 4
     assert before.items() <= after.items()
+
+
+@pytest.mark.docker
+def test_one_who_submits_at_once_is_demonstrated_too(base_image: str, tmp_path: Path) -> None:
+    task = generate_many("train", 1)[0]
+    episode = demonstrated("docker", [task], tmp_path, kind="noop").episodes()[0]
+    assert [call["name"] for m in episode.messages for call in m.get("tool_calls", [])] == ["submit"]
+    assert (episode.policy, episode.end, episode.reward) == ("noop", "submitted", None)
 
 
 @pytest.mark.docker

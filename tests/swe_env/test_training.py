@@ -24,6 +24,12 @@ tasks_per_step = 3
 group_size = 2
 """
 
+COLD = """
+[cold_start]
+tasks = "synthetic:train:8"
+noop = 0.25
+"""
+
 
 def read(tmp_path: Path, text: str, **options: Any) -> TrainConfig:
     file = tmp_path / "train.toml"
@@ -77,6 +83,15 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(RunError, match=message):
         make_train_plan(read(tmp_path, ASKED.replace(old, new)))
+
+
+def test_a_share_of_the_demonstrations_is_by_somebody_who_submits_at_once(tmp_path: Path) -> None:
+    plan = make_train_plan(read(tmp_path, ASKED + COLD))
+    ids = {kind: {task.id for task in tasks} for kind, tasks in plan.demonstrated.items()}
+    assert {kind: len(of) for kind, of in ids.items()} == {"gold": 6, "noop": 2}
+    assert not ids["gold"] & ids["noop"]
+    again = make_train_plan(read(tmp_path, ASKED + COLD))
+    assert again.demonstrated == plan.demonstrated
 
 
 def test_each_round_takes_every_task_at_most_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
