@@ -33,6 +33,7 @@ from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
 from swe_env.runner import Job, Watch, run_jobs
 from swe_env.serve import UPDATABLE, Server, serve
 from swe_env.sources import digest
+from swe_env.trackers import tracked
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
 from swe_env.train_plan import TrainPlan, make_train_plan, tasks_of
 from swe_env.train_screen import Screen
@@ -55,9 +56,10 @@ async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> Tra
     where = TrainDir(out)
     with RunDir(where.path).locked():
         where.begin(config)
-        await first_weights(plan, where, screen, say)
-        async with _processes(plan, where, screen, say) as loop:
-            await loop.run()
+        async with tracked(screen, config, where) as shown:
+            await first_weights(plan, where, shown, say)
+            async with _processes(plan, where, shown, say) as loop:
+                await loop.run()
     return where
 
 
