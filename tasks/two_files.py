@@ -58,8 +58,8 @@ def two_files(draw: Draw, name: str) -> TwoFiles:
             other = f"{draw.choice(VERBS)}_{c}"
             return TwoFiles(
                 first, second,
-                f'def {other}({a}):\n    """The {a} plus the {b}."""\n    @@\n',
-                f'def {name}({a}):\n    """The {a} minus the {b}."""\n    @@\n',
+                f'def {other}({a}):\n    """The {a} plus the {b}, which is {n}."""\n    @@\n',
+                f'def {name}({a}):\n    """The {a} minus the {b}, which is {n}."""\n    @@\n',
                 (f"return {a} + {wrong}", f"return {a} + {n}"),
                 (f"return {a} - {wrong}", f"return {a} - {n}"),
                 False,
