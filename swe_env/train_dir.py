@@ -114,7 +114,7 @@ class TrainDir:
             before = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"cannot use {self.path} as the directory of a training: {error}") from None
-        for name in asked.keys() | before.keys():
+        for name in (asked.keys() | before.keys()) - {"trackers"}:
             if asked.get(name) != before.get(name):
                 raise RunError(
                     f"{self.path} was begun with {name} = {json.dumps(before.get(name))}, "

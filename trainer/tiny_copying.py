@@ -48,12 +48,13 @@ def prepare_to_copy(model: Any) -> None:
     """Dimensions in which a head compares two tokens."""
     digest = groups * part
     """Dimensions of `what` that are remembered of a token."""
-    places = before.split(size // heads)
+    places = [before[at : at + size // heads] for at in range(0, size, size // heads)]
     """Where is remembered what stood one place back, two, three ... [size / heads, hidden]."""
 
     # of one length in all that is compared, so that every token matches itself equally well
     blocks = torch.randn(config.vocab_size, size // part, part)
-    tokens = (blocks / blocks.norm(dim=-1, keepdim=True)).flatten(1) * part**0.5
+    tokens: Tensor = square.norm(blocks, dim=-1, keepdim=True).reciprocal().mul(part**0.5).mul(blocks)
+    tokens = tokens.flatten(1)
     model.model.embed_tokens.weight.copy_(WIDTH * 2**0.5 * tokens @ what)
     model.lm_head.weight.copy_(WIDTH * 2**0.5 * tokens @ before)
     for layer in layers:
