@@ -7,9 +7,10 @@ numbers; a row that was there when the training was asked again is not told twic
 from __future__ import annotations
 
 import importlib
+import io
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -128,12 +129,13 @@ def _tensorboard(out: Path) -> Tracking:
 
 def _wandb(out: Path, config: dict[str, Any]) -> Tracking:
     wandb: Any = importlib.import_module("wandb")
-    quiet = wandb.Settings(silent=True)  # the terminal is the table's
+    quiet = wandb.Settings(silent=True)
     run = wandb.init(project=PROJECT, name=out.name, config=config, dir=out, settings=quiet)
     return Tracking(lambda step, values: run.log(dict(values), step=step), run.finish)
 
 
 def _trackio(out: Path, config: dict[str, Any]) -> Tracking:
     trackio: Any = importlib.import_module("trackio")
-    trackio.init(project=PROJECT, name=out.name, config=config, resume="allow")
-    return Tracking(lambda step, values: trackio.log(dict(values), step=step), trackio.finish)
+    with redirect_stdout(io.StringIO()):  # the terminal is the table's
+        run = trackio.init(project=PROJECT, name=out.name, config=config, resume="allow")
+    return Tracking(lambda step, values: run.log(dict(values), step=step), run.finish)
