@@ -1,6 +1,6 @@
 """A training step: how fast, against the loop that one would write with transformers and AdamW?
 
-    python benchmarks/trainer.py [--streams N] [--repeats R] [--shape glm]
+    python benchmarks/trainer_speed.py [--streams N] [--repeats R] [--shape glm]
 
 Both ways train the same tiny model with the same loss (IPO) on the same streams, in turns, float32 on CPU.
 `padded` lays streams side by side, pads them to the longest, and computes all logits; 8 streams a forward
@@ -82,7 +82,7 @@ def padded_step(model: Any, optimiser: torch.optim.AdamW, streams: Sequence[Stre
         tokens = ActionTokens(logprobs[is_action], recorded[is_action], advantages[is_action])
         loss = policy_loss(tokens, Ipo(), global_actions=actions)
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
     optimiser.zero_grad()
