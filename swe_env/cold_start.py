@@ -45,7 +45,7 @@ async def first_weights(plan: TrainPlan, where: TrainDir, screen: Screen, say: S
         out=first,
         seed=config.seed,
         compute_dtype=config.trainer.compute_dtype,
-        **config.cold_start.model_dump(exclude={"tasks", "noop"}),
+        **config.cold_start.model_dump(include=set(sft.SftConfig.model_fields)),
     )
     await sft.train(asked, screen.learns)
 

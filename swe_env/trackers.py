@@ -52,7 +52,7 @@ async def tracked(screen: Screen, config: TrainConfig, where: TrainDir) -> Async
     try:
         for tracker in config.trackers:
             begun.append(await trio.to_thread.run_sync(_begin, tracker, config, where.path))
-        yield _Tracked(screen, [tracking.log for tracking in begun], told) if begun else screen
+        yield _Tracked(screen, [tracking.log for tracking in begun], told)
     finally:
         with trio.CancelScope(shield=True):
             for tracking in begun:

@@ -117,7 +117,7 @@ def test_a_supervised_loss_is_the_weighted_mean_of_what_the_models_own_logits_sa
     assert done.loss == pytest.approx(float((nll * weights).sum() / weights.sum()), abs=1e-5)
     assert done.action_nll == pytest.approx(float(nll[is_action].mean()), abs=1e-5)
     without = supervised_step(trainer_of(tiny_glm), [batch])
-    assert without.loss == pytest.approx(without.action_nll, rel=1e-6)
+    assert without.loss == pytest.approx(without.action_nll, rel=5e-7)  # float32: 1e-7
 
 
 def test_gradients_are_clipped_to_a_global_norm_and_the_norm_before_is_reported(tiny_glm: Path) -> None:
