@@ -8,6 +8,7 @@ token is sampled from a mixture.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,21 @@ class UpdateFailed(PolicyError):
     """A server did not take new weights, and may hold a part of them: end it. One line, in its own words."""
 
 
+Step = tuple[str, dict[str, Any] | None]
+"""Path and body of a request."""
+HOLD: list[Step] = [("/pause?mode=keep", None), ("/start_weight_update", None)]
+"""Nothing more is sampled, and weights may come."""
+
+
+def let_go(version: int) -> list[Step]:
+    """The weights are there, and are called `version` from now on."""
+    return [
+        ("/finish_weight_update", {"weight_version": f"step-{version}"}),
+        ("/reset_prefix_cache?reset_running_requests=true", None),
+        ("/resume", None),
+    ]
+
+
 async def update_weights(url: str, weights: Path, *, version: int, deadline: float = 600) -> None:
     """Have the server at `url` load the model directory `weights`, and call it `version` from then on.
 
@@ -31,14 +47,15 @@ async def update_weights(url: str, weights: Path, *, version: int, deadline: flo
     Raises :class:`UpdateFailed`; the server is then left held, so that nothing is sampled from weights of
     which nobody knows what they are. So it is after a cancellation.
     """
-    steps: list[tuple[str, dict[str, Any] | None]] = [
-        ("/pause?mode=keep", None),
-        ("/start_weight_update", None),
-        ("/update_weights", {"update_info": {"path": str(weights)}}),
-        ("/finish_weight_update", {"weight_version": f"step-{version}"}),
-        ("/reset_prefix_cache?reset_running_requests=true", None),
-        ("/resume", None),
-    ]
+    load: Step = ("/update_weights", {"update_info": {"path": str(weights)}})
+    await take_steps(url, [*HOLD, load, *let_go(version)], deadline)
+
+
+async def take_steps(url: str, steps: Sequence[Step], deadline: float) -> None:
+    """Have the server take these steps, one after the other, within `deadline` [s] for all of them.
+
+    Raises :class:`UpdateFailed`.
+    """
     async with client_for(url, deadline) as client:
         at = ""
         with trio.move_on_after(deadline):
@@ -46,6 +63,16 @@ async def update_weights(url: str, weights: Path, *, version: int, deadline: flo
                 await _post(client, at, body)
             return
     raise UpdateFailed(f"{url} did not finish {at} within {deadline:g} s: see the server's log")
+
+
+async def workers(url: str, deadline: float) -> int:
+    """In how many processes the server at `url` runs its model. Raises :class:`UpdateFailed`."""
+    async with client_for(url, deadline) as client:
+        try:
+            answer = await client.get("/get_world_size")
+            return int(answer.json()["world_size"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UpdateFailed(f"{url} does not say how many workers it has ({one_line(error)})") from None
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any] | None) -> None:

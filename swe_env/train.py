@@ -73,7 +73,7 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
                 log_path=where.path / "vllm.log",
                 dtype=config.server.dtype,
                 max_model_len=config.rollout.budget.context_tokens,
-                extra_args=[*UPDATABLE, *config.server.arguments],
+                extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
                 environment=config.server.environment,
                 timeout=config.server.start_seconds,
                 say=say,
@@ -98,6 +98,8 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
         await _choose_streams(plan, where, policy)
         asked = where.path / "trainer.json"
         told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
+        if config.server.publish == "nccl":
+            told["server"] = server.url
         write_atomic(asked, json.dumps(told).encode())
         process = await stack.enter_async_context(
             trainer_process(
@@ -167,7 +169,7 @@ class Loop:
         first = (await self._told(Ready)).ready
         await self._publish(first)
         for step in range(first, config.steps + 1):
-            if self._is_due(step) and step not in evaluated:
+            if config.is_evaluated(step) and step not in evaluated:
                 await self._publish(step)
                 evaluated[step] = await self._evaluate(step)
             if step == config.steps:
@@ -180,23 +182,18 @@ class Loop:
             mismatch = await self._publish(step + 1)
             best = max(evaluated, key=evaluated.__getitem__, default=0)
             await trio.to_thread.run_sync(partial(self._where.remove_weights, but={0, best, step, step + 1}))
-            row = row.model_copy(
-                update={
-                    "rollout_seconds": seconds,
-                    "publish_seconds": self._publish_seconds,
-                    "mismatch": mismatch.mean,
-                    "mismatch_max": mismatch.largest,
-                }
-            )
+            measured: dict[str, float] = {
+                "rollout_seconds": seconds,
+                "publish_seconds": self._publish_seconds,
+            }
+            if mismatch is not None:
+                measured |= {"mismatch": mismatch.mean, "mismatch_max": mismatch.largest}
+            row = row.model_copy(update=measured)
             if step not in done:
                 self._where.add(row)
             self._screen.row(row, config.steps)
         while await self._trainer.line() is not None:  # its last checkpoint
             pass
-
-    def _is_due(self, step: int) -> bool:
-        evaluation, steps = self._plan.config.evaluation, self._plan.config.steps
-        return evaluation is not None and (step % evaluation.every == 0 or step == steps)
 
     async def _told(self, what: type[Line]) -> Line:
         """The trainer's next line of that kind."""
@@ -205,14 +202,20 @@ class Loop:
                 return what.model_validate_json(line)
         raise RunError(f"the trainer ended early: see {self._where.path / 'trainer.log'}")
 
-    async def _publish(self, version: int) -> Mismatch:
-        """See to it that the server has the weights of `version`, and that trainer and server agree."""
+    async def _publish(self, version: int) -> Mismatch | None:
+        """See to it that the server has the weights of `version`, and that trainer and server agree.
+
+        None where nobody is to play with them: by NCCL, the trainer does not send those.
+        """
         began, where, server = trio.current_time(), self._where, self._plan.config.server
+        if server.publish == "nccl" and where.batch(version).exists():
+            return None
         if version != self._served:
             self._mismatch = None
-            await update_weights(
-                self._server.url, where.weights(version), version=version, deadline=server.update_seconds
-            )
+            if server.publish == "disk":  # by NCCL the trainer has sent them
+                await update_weights(
+                    self._server.url, where.weights(version), version=version, deadline=server.update_seconds
+                )
             self._served = version
         if self._mismatch is None:
             streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))

@@ -67,7 +67,7 @@ class StepRow(BaseModel):
     losses: dict[str, Any] = {}
     """:class:`trainer.loss_report.LossReport`; empty where nothing was trained on."""
     mismatch: float = 0.0
-    """Mean over tokens of |log π of the trainer - log π of the server|, same weights, before the step."""
+    """Mean over tokens of |log π of the trainer - log π of the server|, same weights, after the step."""
     mismatch_max: float = 0.0
     rollout_seconds: float = 0.0
     train_seconds: float

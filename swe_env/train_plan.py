@@ -11,6 +11,7 @@ from agents.prompts import Prompts, load_prompts
 from swe_env.demonstrations import can_demonstrate
 from swe_env.plan import TINY_GLM
 from swe_env.rundir import RunError
+from swe_env.serve import runs_on_cpu
 from swe_env.sources import find_tasks
 from swe_env.training import TrainConfig
 from tasks.model import Task
@@ -32,8 +33,10 @@ class TrainPlan:
 def make_train_plan(config: TrainConfig) -> TrainPlan:
     """Check a training. Reads files; starts nothing.
 
-    Raises `RunError`, `TaskFileError`, `PromptError` and `TokenizerError`.
+    Raises `RunError`, `ServerFailed`, `TaskFileError`, `PromptError` and `TokenizerError`.
     """
+    if config.server.publish == "nccl" and runs_on_cpu():
+        raise RunError("server.publish is nccl, and this vLLM is the CPU's: install the other, or take disk")
     tasks = find_tasks(config.rollout.tasks)
     held_out = find_tasks(config.evaluation.tasks) if config.evaluation else []
     if len(tasks) < config.rollout.tasks_per_step:

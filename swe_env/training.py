@@ -62,6 +62,14 @@ class TrainConfig(BaseModel):
             raise ValueError("optimiser.total_steps is not steps: leave it out")
         return self
 
+    def is_evaluated(self, version: int) -> bool:
+        """Whether held-out tasks are played by the weights after `version` steps."""
+        return self.evaluation is not None and (version % self.evaluation.every == 0 or version == self.steps)
+
+    def is_kept(self, version: int) -> bool:
+        """Whether weights that go to the server by NCCL are written to disk as well."""
+        return self.is_evaluated(version) or version == self.steps
+
     @property
     def schedule(self) -> OptimiserConfig:
         """The optimiser's, over all steps."""
@@ -123,6 +131,9 @@ class ServerConfig(_Config):
     """Variables of its process: CUDA_VISIBLE_DEVICES says which GPUs are the server's."""
     arguments: list[str] = []
     """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
+    publish: Literal["disk", "nccl"] = "disk"
+    """How new weights reach it: as a model directory that it reads, or from the trainer's GPUs to its own.
+    By NCCL, only weights that are evaluated, and the last, are written to disk beside checkpoints."""
     start_seconds: float = Field(default=600, gt=0)
     update_seconds: float = Field(default=600, gt=0)
     """Longest time that loading new weights may take."""

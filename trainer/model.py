@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,11 @@ def save_model(scorer: Scorer, source: Path, out: Path) -> None:
     """Write into `out`, which exists and is empty, what vLLM and transformers load as a model directory.
 
     `source` is the directory that the weights were loaded from: the new ones have its dtype and its names
-    (one matrix an expert), and its other files, the tokenizer among them, are copied. Buffers stay float32:
-    the router's correction bias must not be rounded. A collective if sharded: every rank calls it, the
-    first one writes. Making `out` appear whole is the caller's (`swe_env.rundir.appearing`).
+    (one matrix an expert), and its other files, the tokenizer among them, are copied. A collective if
+    sharded: every rank calls it, the first one writes. Making `out` appear whole is the caller's
+    (`swe_env.rundir.appearing`).
     """
-    state = _whole(scorer.model, dtype=_dtype(source))
+    state = _whole(scorer.model, dtype=stored_dtype(source))
     if rank() == 0:
         # transformers' own writer undoes what its loader did to the names
         scorer.model.save_pretrained(out, state_dict=state)
@@ -117,28 +119,54 @@ def _shard(scorer: Scorer, config: ModelConfig, device_type: str) -> None:
     fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def _whole(model: Any, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state of `model` on the first rank's CPU, parameters in `dtype`, adapters added in; nothing on the
-    others.
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a model's state, where it is: sharded, perhaps beside its adapter."""
 
-    One tensor at a time is gathered: a rank's accelerator never holds the whole model.
-    """
+    name: str
+    """In the model without adapters."""
+    tensor: Tensor
+    adapter: Any | None
+    dtype: torch.dtype
+    """What it is saved and published as."""
+
+    def gathered(self) -> Tensor:
+        """All of it, the adapter added in, on this rank's device. A collective if sharded."""
+        whole, adapter = _gathered(self.tensor), self.adapter
+        if adapter is not None:
+            down, up = (_gathered(side["default"].weight) for side in (adapter.lora_A, adapter.lora_B))
+            whole = whole.float() + adapter.scaling["default"] * (up.float() @ down.float())
+        return whole.to(self.dtype)
+
+
+def parts(model: Any, dtype: torch.dtype) -> Iterator[Part]:
+    """What `model` consists of, in the order and with the names of transformers: parameters in `dtype`,
+    buffers as they are (the router's correction bias must not be rounded), tied ones once."""
     adapters = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     parameters = {name for name, _ in model.named_parameters()}
     tied: set[str] = set(model.all_tied_weights_keys or ())
-    state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name in tied or ".lora_" in name:  # the same tensor as another, or part of one
             continue
-        whole = _gathered(tensor)
         layer, is_adapted, rest = name.partition(".base_layer.")
-        if is_adapted and rest == "weight":
-            module = adapters[layer]
-            down, up = (_gathered(side["default"].weight) for side in (module.lora_A, module.lora_B))
-            whole = whole.float() + module.scaling["default"] * (up.float() @ down.float())
+        yield Part(
+            name=f"{layer}.{rest}" if is_adapted else name,
+            tensor=tensor,
+            adapter=adapters[layer] if is_adapted and rest == "weight" else None,
+            dtype=dtype if name in parameters else tensor.dtype,
+        )
+
+
+def _whole(model: Any, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state of `model` on the first rank's CPU; nothing on the others.
+
+    One tensor at a time is gathered: a rank's accelerator never holds the whole model.
+    """
+    state: dict[str, Tensor] = {}
+    for part in parts(model, dtype):
+        whole = part.gathered()
         if rank() == 0:
-            final = f"{layer}.{rest}" if is_adapted else name
-            state[final] = whole.to("cpu", dtype if name in parameters else None, copy=True)
+            state[part.name] = whole.to("cpu", copy=True)
     return state
 
 
@@ -146,7 +174,8 @@ def _gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _dtype(directory: Path) -> torch.dtype:
+def stored_dtype(directory: Path) -> torch.dtype:
+    """That of the weights in a model directory, as its config.json says."""
     config = json.loads((directory / "config.json").read_text())
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     return getattr(torch, name)

@@ -2,9 +2,9 @@
 
 `swe-env train` starts this as `python -m trainer.rl CONFIG.json` (:class:`Asked`); with several ranks it
 starts torchrun in its own place. Step N waits for `rollouts/step-N/batch.json`, learns from the episodes
-beside it, writes `weights/step-N+1` and what these weights say of the probe streams, and prints one line of
-JSON. Killed at any moment and started again, it goes on from its newest checkpoint and takes the same steps
-again, from the same batches.
+beside it, writes `weights/step-N+1` (or sends them to the server) and what these weights say of the probe
+streams, and prints one line of JSON. Killed at any moment and started again, it goes on from its newest
+checkpoint and takes the same steps again, from the same batches.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from swe_env.rundir import RunError, appearing, write_atomic
 from swe_env.train_dir import Ready, StepRow, TrainDir
 from swe_env.training import TrainConfig
 from swe_env.vllm_launcher import die_with_parent
+from swe_env.weight_client import UpdateFailed
 from trainer.advantages import Advantages, advantages
 from trainer.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from trainer.model import barrier, load_scorer, rank, ranks, save_model
@@ -48,32 +50,57 @@ class Asked(BaseModel):
 
     config: TrainConfig
     directory: Path
+    server: str | None = None
+    """Where weights are sent by NCCL; None: the server reads them from the directory."""
 
 
 def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device | str = "cpu") -> None:
     """Take all steps that are left. A collective: every rank calls it with the same `asked`.
 
     `show` is called, on the first rank, with :class:`Ready` and then a :class:`StepRow` a step, when its
-    weights are on disk. Raises `CheckpointError` and `PackingError`, OSError where the disk does not take
-    weights, :class:`RunError` for an episode that cannot be read.
+    weights are on disk, or in the server. Raises `CheckpointError` and `PackingError`, OSError where the disk
+    does not take weights, :class:`RunError` for an episode that cannot be read, `UpdateFailed`.
     """
     config, where = asked.config, TrainDir(asked.directory)
     scorer = load_scorer(where.weights(0), config.trainer, device)
     trainer = make_trainer(scorer, config.schedule, config.trainer)
     load_checkpoint(trainer, where.checkpoints)
-    write_weights(scorer, where, trainer.steps)  # they may have been removed since the checkpoint
-    if rank() == 0:
-        show(Ready(ready=trainer.steps))
-    while trainer.steps < config.steps:
-        step = trainer.steps
-        _wait_for(where.batch(step))
-        row = learn(trainer, where.rollouts(step).episodes(), config)
-        version = trainer.steps
-        write_weights(scorer, where, version)
-        if version % config.trainer.checkpoint_every == 0 or version == config.steps:
-            save_checkpoint(trainer, where.checkpoints, {}, keep=config.trainer.keep)
+    with _publisher(scorer, asked) as publish:
+        publish(trainer.steps)  # what was written may have been removed since the checkpoint
         if rank() == 0:
-            show(row)
+            show(Ready(ready=trainer.steps))
+        while trainer.steps < config.steps:
+            step = trainer.steps
+            _wait_for(where.batch(step))
+            row = learn(trainer, where.rollouts(step).episodes(), config)
+            version = trainer.steps
+            publish(version)
+            if version % config.trainer.checkpoint_every == 0 or version == config.steps:
+                save_checkpoint(trainer, where.checkpoints, {}, keep=config.trainer.keep)
+            if rank() == 0:
+                show(row)
+
+
+@contextmanager
+def _publisher(scorer: Scorer, asked: Asked) -> Generator[Callable[[int], None]]:
+    """What is called with the version that the present weights are. A collective."""
+    config, where = asked.config, TrainDir(asked.directory)
+    if asked.server is None:
+        yield partial(write_weights, scorer, where)
+        return
+    from trainer.nccl_sender import sender  # vLLM takes seconds to import
+
+    with sender(scorer, where.weights(0), asked.server, deadline=config.server.update_seconds) as sending:
+
+        def publish(version: int) -> None:
+            if config.is_kept(version):
+                write_weights(scorer, where, version)
+            else:
+                probe_weights(scorer, where, version)
+            if not where.batch(version).exists():  # else it is played already: the step is taken again
+                sending.send(version)
+
+        yield publish
 
 
 def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) -> StepRow:
@@ -189,7 +216,7 @@ def main() -> None:
     try:
         with process_group() as device:
             train(asked, lambda line: print(line.model_dump_json(), flush=True), device)
-    except (RunError, CheckpointError, OSError, ValueError) as error:
+    except (RunError, CheckpointError, UpdateFailed, OSError, ValueError) as error:
         sys.exit(" ".join(str(error).split()))
 
 

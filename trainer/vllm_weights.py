@@ -70,7 +70,7 @@ class DiskEngine(WeightTransferEngine[Nothing, Directory]):
     def finish_weight_update(self) -> None:
         _reload.finalize_layerwise_reload(self.model, self.model_config)
         for module in self.model.modules():
-            _pack_again(module)
+            pack_again(module)
 
     def shutdown(self) -> None:
         pass
@@ -90,7 +90,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, stored.get_tensor(name)
 
 
-def _pack_again(module: Any) -> None:
+def pack_again(module: Any) -> None:
     """What vLLM does to a layer's weights for the CPU's kernels after the first load, and only then."""
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
     if kernel is not None and hasattr(module, "w13_weight") and module.w13_weight.device.type == "cpu":

@@ -76,6 +76,11 @@ def test_a_wrong_field_is_named(tmp_path: Path, more: str, message: str) -> None
             "[evaluation]\ntasks = 'synthetic:train:5'\nevery = 1\n[rollout]",
             "is trained on and held out: choose other evaluation.tasks",
         ),
+        (
+            "[rollout]",
+            "[server]\npublish = 'nccl'\n[rollout]",
+            "server.publish is nccl, and this vLLM is the CPU's",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(

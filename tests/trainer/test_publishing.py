@@ -36,7 +36,7 @@ def server(
 ) -> Iterator[RunningModel]:
     """Experts, and an embedding that is the head as well: what a reload of vLLM's own gets wrong on CPU."""
     model = tiny_models / request.param
-    with running(model, tmp_path_factory.mktemp("vllm") / "server.log", UPDATABLE) as started:
+    with running(model, tmp_path_factory.mktemp("vllm") / "server.log", UPDATABLE["disk"]) as started:
         yield RunningModel(started.url, model, CONTEXT)
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agents.conversation import Segment
-from agents.loop import Budget, End
-from swe_env.episode import Episode
-from swe_env.rundir import RunDir, RunSpec, write_atomic
+from agents.loop import Budget
+from swe_env.rundir import write_atomic
 from swe_env.train_dir import StepRow, TrainDir
 from swe_env.training import OptimiserConfig, RolloutConfig, TrainConfig, TrainerConfig
+from tests.trainer.batches import episode, training
 from trainer.checkpoint import checkpoints
 from trainer.model import load_scorer
 from trainer.rl import Asked, learn, train
@@ -44,45 +43,10 @@ def config(**changes: object) -> TrainConfig:
     )
 
 
-def episode(name: str, group: str, reward: float | None, draw: random.Random) -> Episode:
-    """Twenty tokens read, thirty sampled."""
-    ids = [draw.randrange(900) for _ in range(50)]
-    is_action = [position >= 20 for position in range(50)]
-    segment = Segment(
-        token_ids=ids,
-        is_action=is_action,
-        logprobs=[-5.0 - draw.random() if action else None for action in is_action],
-        policy_versions=[0 if action else None for action in is_action],
-    )
-    return Episode(
-        id=name,
-        task_id=group,
-        group_id=group,
-        policy="vllm:test",
-        end=End.SUBMITTED if reward is not None else End.SANDBOX_LOST,
-        reward=reward,
-        segments=[segment],
-    )
-
-
 @pytest.fixture
 def where(tmp_path: Path) -> TrainDir:
     """A training whose batches are all there."""
-    found, draw = TrainDir(tmp_path / "run"), random.Random(0)
-    make_tiny_model(found.weights(0))
-    found.streams.parent.mkdir()
-    write_atomic(found.streams, json.dumps([[1, 2, 3, 4], [9, 8, 7]]).encode())
-    spec = RunSpec(
-        policy="vllm", tasks_sha256="", prompts_sha256="", tokenizer_sha256="", budget={}, version=""
-    )
-    for step in range(STEPS):
-        rundir: RunDir = found.rollouts(step)
-        rundir.begin(spec)
-        for task in "ab":
-            for number in range(2):
-                rundir.save(episode(f"{task}--{number}", task, float(number), draw))
-        write_atomic(found.batch(step), b"{}")
-    return found
+    return training(tmp_path / "run", batches=STEPS)
 
 
 def steps_of(where: TrainDir, config: TrainConfig, *, kill_after: int | None = None) -> list[StepRow]:
