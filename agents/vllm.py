@@ -52,7 +52,7 @@ async def check(url: str, *, model: str = "policy", sampling: Sampling | None = 
         probe = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": [0], "sampling_params": {**probe, "allowed_token_ids": [0]}}
         answer = _read(_Answer, await _exchange(client, "POST", GENERATE, deadline=120, body=body), url)
-    completion = _checked(answer, url, stop_token_ids=frozenset(), max_tokens=1)
+    _, completion = _checked(answer, url, stop_token_ids=frozenset(), max_tokens=1)
     processed = completion.logprobs == [0.0]
     if not processed and temperature not in (0.0, 1.0):
         raise PolicyError(
@@ -119,21 +119,37 @@ class VllmPolicy:
     async def complete(self, prompt_ids: list[int], *, max_tokens: int) -> Completion:
         """Sample at most `max_tokens` tokens after `prompt_ids`.
 
-        Awaits the whole completion; cancelling closes the connection, and vLLM drops the request.
+        Awaits the whole completion; cancelling closes the connection, and vLLM drops the request. One that
+        the server gives up, as it may when its weights change, is gone on with from the tokens that it has.
         Raises :class:`ContextOverflow` when the prompt fills the context, :class:`PolicyError` when
         the server is gone, too slow, or answers something that is not a completion.
         """
-        answer = await self._generate(
-            prompt_ids,
-            {
-                "temperature": self.sampling.temperature,
-                "max_tokens": max_tokens,
-                "logprobs": 0,  # the sampled token's own, no alternatives
-                "stop_token_ids": sorted(self._stop_token_ids),
-                "ignore_eos": True,  # generation_config.json may name other stop tokens than ours
-            },
+        found = Completion(token_ids=[], logprobs=[], policy_versions=[], finish_reason="length")
+        with trio.move_on_after(self._deadline):
+            while True:
+                answer = await self._generate(
+                    prompt_ids + found.token_ids,
+                    {
+                        "temperature": self.sampling.temperature,
+                        "max_tokens": max_tokens - len(found.token_ids),
+                        "logprobs": 0,  # the sampled token's own, no alternatives
+                        "stop_token_ids": sorted(self._stop_token_ids),
+                        "ignore_eos": True,  # generation_config.json may name other stop tokens than ours
+                    },
+                )
+                given_up, part = _checked(
+                    answer,
+                    self._url,
+                    stop_token_ids=self._stop_token_ids,
+                    max_tokens=max_tokens - len(found.token_ids),
+                )
+                found = _joined(found, part)
+                if not given_up or len(found.token_ids) == max_tokens:
+                    return found
+                await trio.sleep(BACKOFF)
+        raise PolicyError(
+            f"{self._url} did not finish a completion within {self._deadline:g} s: it gives it up each time"
         )
-        return _checked(answer, self._url, stop_token_ids=self._stop_token_ids, max_tokens=max_tokens)
 
     async def score(self, token_ids: list[int]) -> list[float | None]:
         """Logprob of every token given those before it, by the server's present weights [tokens].
@@ -314,14 +330,18 @@ def _read(shape: type[Shape], content: bytes, url: str) -> Shape:
         raise PolicyError(f"{url} answered as vLLM does not ({one_line(what)}): is it vLLM?") from None
 
 
-def _checked(answer: _Answer, url: str, *, stop_token_ids: frozenset[int], max_tokens: int) -> Completion:
-    """The completion, if everything the server said of it fits together."""
+def _checked(
+    answer: _Answer, url: str, *, stop_token_ids: frozenset[int], max_tokens: int
+) -> tuple[bool, Completion]:
+    """Whether the server gave the completion up, and what there is of it, if it all fits together."""
     if len(answer.choices) != 1:
         raise PolicyError(f"{url} sent {len(answer.choices)} completions where 1 was asked for")
     [choice] = answer.choices
     ids, reason = choice.token_ids, choice.finish_reason
-    if reason not in ("stop", "length"):
+    if reason not in ("stop", "length", "abort"):
         raise PolicyError(f"{url} gave a completion up ({reason!r}): see the server's log")
+    if reason == "abort" and not ids:
+        return True, Completion(token_ids=[], logprobs=[], policy_versions=[], finish_reason="length")
     if not 0 < len(ids) <= max_tokens or min(ids) < 0:
         raise PolicyError(f"{url} sent {len(ids)} token ids where 1 to {max_tokens} were asked for")
     if any(token in stop_token_ids for token in ids[:-1]):
@@ -331,11 +351,20 @@ def _checked(answer: _Answer, url: str, *, stop_token_ids: frozenset[int], max_t
     logprobs = choice.logprobs.content if choice.logprobs else []
     if [entry.token_id for entry in logprobs] != ids:
         raise PolicyError(f"{url} sent logprobs of other tokens than it sampled: the answer is garbled")
-    return Completion(
+    return reason == "abort", Completion(
         token_ids=ids,
         logprobs=[_checked_logprob(entry.logprob, url) for entry in logprobs],
         policy_versions=_versions(choice.weight_versions, len(ids), url),
         finish_reason="stop" if reason == "stop" else "length",
+    )
+
+
+def _joined(first: Completion, second: Completion) -> Completion:
+    return Completion(
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=(first.logprobs or []) + (second.logprobs or []),
+        policy_versions=first.policy_versions + second.policy_versions,
+        finish_reason=second.finish_reason,
     )
 
 

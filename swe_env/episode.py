@@ -97,6 +97,7 @@ async def run_episode(
     mode: Mode = "strict",
     grader: Grader | None = grade,
     episode_id: str | None = None,
+    group_id: str | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Episode:
     """Play `task` with `policy` and grade the result. Raises nothing that infrastructure can cause.
@@ -155,7 +156,7 @@ async def run_episode(
     return Episode(
         id=episode_id or task.id,
         task_id=task.id,
-        group_id=f"{task.id}/{policy.name}",
+        group_id=group_id or f"{task.id}/{policy.name}",
         policy=policy.name,
         end=end,
         error=error,

@@ -42,14 +42,20 @@ class Watcher(Protocol):
 
 
 async def run_jobs(
-    jobs: Sequence[Job], rundir: RunDir, watcher: Watcher, *, concurrency: int, retries: int
+    jobs: Sequence[Job],
+    rundir: RunDir,
+    watcher: Watcher,
+    *,
+    concurrency: int | trio.CapacityLimiter,
+    retries: int,
 ) -> None:
     """Do all jobs, `concurrency` at a time, keeping each episode as it ends.
 
+    Several calls may share one limiter.
     `retries`: further attempts after an infrastructure failure. Cancelling it removes every sandbox and
     keeps every finished episode. Raises `RunError` when the run directory cannot be written.
     """
-    places = trio.CapacityLimiter(concurrency)
+    places = trio.CapacityLimiter(concurrency) if isinstance(concurrency, int) else concurrency
     async with trio.open_nursery() as nursery:
         for job in jobs:
             nursery.start_soon(_do, job, rundir, watcher, places, retries)

@@ -1,16 +1,18 @@
 """`swe-env train`: roll out, learn, publish, again; and look at held-out tasks as it goes.
 
 Three processes: this one, which plays episodes and supervises; the vLLM server; the trainer. What they
-share is the run directory (:mod:`swe_env.train_dir`). Synchronous: step N learns from episodes that
-version N played, all of them and nothing else.
+share is the run directory (:mod:`swe_env.train_dir`). Episodes are played all the while, as far ahead of the
+trainer as `async.max_off_policy_steps` allows (:mod:`swe_env.rollouts`); with 0, step N learns from episodes
+that version N played, all of them and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +20,7 @@ from typing import TypeVar
 import trio
 from pydantic import BaseModel, ValidationError
 
-from agents.policy import Policy, Sampling
+from agents.policy import Sampling
 from agents.vllm import VllmPolicy, check
 from agents.weights import update_weights
 from sandboxes.backends import connect
@@ -29,13 +31,14 @@ from swe_env.grade_once import GradedOnce
 from swe_env.images import workspaces_for
 from swe_env.probe import Mismatch, compare, sample_streams
 from swe_env.request import RunRequest
+from swe_env.rollouts import Rollouts
 from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
 from swe_env.runner import Job, Watch, run_jobs
 from swe_env.serve import UPDATABLE, Server, serve
 from swe_env.sources import digest
 from swe_env.trackers import tracked
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
-from swe_env.train_plan import TrainPlan, make_train_plan, tasks_of
+from swe_env.train_plan import TrainPlan, make_train_plan
 from swe_env.train_screen import Screen
 from swe_env.trainer_process import TrainerProcess, trainer_process
 from swe_env.training import TrainConfig
@@ -109,9 +112,11 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
                 environment=config.trainer.environment,
             )
         )
+        rollouts = Rollouts(plan, where, screen, policy, workspaces)
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_watch, server)
-        yield Loop(plan, where, screen, server, process, policy, held_out, workspaces)
+        nursery.start_soon(rollouts.run)
+        yield Loop(plan, where, screen, server, process, policy, held_out, workspaces, rollouts)
         nursery.cancel_scope.cancel()
 
 
@@ -133,37 +138,28 @@ async def _watch(server: Server) -> None:
         await trio.sleep(0.5)
 
 
+@dataclass
 class Loop:
     """The steps of a training whose processes are up."""
 
-    def __init__(
-        self,
-        plan: TrainPlan,
-        where: TrainDir,
-        screen: Screen,
-        server: Server,
-        process: TrainerProcess,
-        policy: VllmPolicy,
-        held_out: VllmPolicy,
-        workspaces: Workspaces,
-    ) -> None:
-        self._plan = plan
-        self._where = where
-        self._screen = screen
-        self._server = server
-        self._trainer = process
-        self._policy = policy
-        self._held_out = held_out
-        self._workspaces = workspaces
-        self._served = 0
-        """Version of the weights in the server."""
-        self._mismatch: Mismatch | None = None
-        """Of those weights; None until they are compared."""
-        self._publish_seconds = 0.0
+    plan: TrainPlan
+    where: TrainDir
+    screen: Screen
+    server: Server
+    trainer: TrainerProcess
+    policy: VllmPolicy
+    held_out: VllmPolicy
+    workspaces: Workspaces
+    rollouts: Rollouts
+    served: int = 0
+    """Version of the weights in the server."""
+    mismatch: Mismatch | None = None
+    """Of those weights; None until they are compared."""
+    publish_seconds: float = 0.0
 
     async def run(self) -> None:
         """All steps that are left."""
-        config, rows = self._plan.config, self._where.rows()
+        config, rows = self.plan.config, self.where.rows()
         done = {row.step for row in rows if isinstance(row, StepRow)}
         evaluated = {row.step: row.solved for row in rows if isinstance(row, EvaluationRow)}
         first = (await self._told(Ready)).ready
@@ -174,73 +170,57 @@ class Loop:
                 evaluated[step] = await self._evaluate(step)
             if step == config.steps:
                 break
-            seconds = 0.0
-            if not self._where.batch(step).exists():
+            if not self.where.batch(step).exists():
                 await self._publish(step)
-                seconds = await self._roll_out(step)
+                await self.rollouts.batch(step)
             row = await self._told(StepRow)
             mismatch = await self._publish(step + 1)
             best = max(evaluated, key=evaluated.__getitem__, default=0)
-            await trio.to_thread.run_sync(partial(self._where.remove_weights, but={0, best, step, step + 1}))
-            measured: dict[str, float] = {
-                "rollout_seconds": seconds,
-                "publish_seconds": self._publish_seconds,
-            }
+            await trio.to_thread.run_sync(partial(self.where.remove_weights, but={0, best, step, step + 1}))
+            seconds = self.where.read_batch(step).seconds
+            measured = {"rollout_seconds": seconds, "publish_seconds": self.publish_seconds}
             if mismatch is not None:
                 measured |= {"mismatch": mismatch.mean, "mismatch_max": mismatch.largest}
             row = row.model_copy(update=measured)
             if step not in done:
-                self._where.add(row)
-            self._screen.row(row, config.steps)
-        while await self._trainer.line() is not None:  # its last checkpoint
+                self.where.add(row)
+            self.screen.row(row, config.steps)
+        while await self.trainer.line() is not None:  # its last checkpoint
             pass
 
     async def _told(self, what: type[Line]) -> Line:
         """The trainer's next line of that kind."""
-        while (line := await self._trainer.line()) is not None:
+        while (line := await self.trainer.line()) is not None:
             with suppress(ValidationError):  # what a library prints is not for us
                 return what.model_validate_json(line)
-        raise RunError(f"the trainer ended early: see {self._where.path / 'trainer.log'}")
+        raise RunError(f"the trainer ended early: see {self.where.path / 'trainer.log'}")
 
     async def _publish(self, version: int) -> Mismatch | None:
         """See to it that the server has the weights of `version`, and that trainer and server agree.
 
         None where nobody is to play with them: by NCCL, the trainer does not send those.
         """
-        began, where, server = trio.current_time(), self._where, self._plan.config.server
+        began, where, server = trio.current_time(), self.where, self.plan.config.server
         if server.publish == "nccl" and where.batch(version).exists():
             return None
-        if version != self._served:
-            self._mismatch = None
+        if version != self.served:
+            self.mismatch = None
             if server.publish == "disk":  # by NCCL the trainer has sent them
                 await update_weights(
-                    self._server.url, where.weights(version), version=version, deadline=server.update_seconds
+                    self.server.url, where.weights(version), version=version, deadline=server.update_seconds
                 )
-            self._served = version
-        if self._mismatch is None:
+            self.served = version
+        if self.mismatch is None:
             streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))
-            self._mismatch = await compare(self._policy, streams, said, limit=server.mismatch)
-            self._publish_seconds = trio.current_time() - began
-        return self._mismatch
-
-    async def _roll_out(self, step: int) -> float:
-        """Play the episodes of `step`. Returns seconds."""
-        began, rollout = trio.current_time(), self._plan.config.rollout
-        rundir = self._where.rollouts(step)
-        await self._play(
-            "rollout", tasks_of(step, self._plan), rollout.group_size, rundir, self._policy, version=step
-        )
-        seconds = trio.current_time() - began
-        write_atomic(self._where.batch(step), json.dumps({"version": step, "seconds": seconds}).encode())
-        return seconds
+            self.mismatch = await compare(self.policy, streams, said, limit=server.mismatch)
+            self.publish_seconds = trio.current_time() - began
+        self.rollouts.serves(version)
+        return self.mismatch
 
     async def _evaluate(self, version: int) -> float:
-        began, evaluation = trio.current_time(), self._plan.config.evaluation
+        began, evaluation = trio.current_time(), self.plan.config.evaluation
         assert evaluation is not None
-        rundir = self._where.evaluation(version)
-        episodes = await self._play(
-            "evaluation", self._plan.held_out, evaluation.n, rundir, self._held_out, version=version
-        )
+        episodes = await self._play(evaluation.n, self.where.evaluation(version), version)
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         row = EvaluationRow(
             step=version,
@@ -249,18 +229,16 @@ class Loop:
             invalid=len(episodes) - len(rewards),
             seconds=trio.current_time() - began,
         )
-        self._where.add(row)
-        self._screen.row(row, self._plan.config.steps)
+        self.where.add(row)
+        self.screen.row(row, self.plan.config.steps)
         return row.solved
 
-    async def _play(
-        self, stage: str, tasks: Sequence[Task], n: int, rundir: RunDir, policy: Policy, *, version: int
-    ) -> list[Episode]:
-        """`n` episodes a task; those in `rundir` already are not played again.
+    async def _play(self, n: int, rundir: RunDir, version: int) -> list[Episode]:
+        """`n` episodes a held-out task; those in `rundir` already are not played again.
 
         Raises `RunError` if infrastructure ended all of them.
         """
-        plan, grader = self._plan, GradedOnce()
+        plan, grader, tasks = self.plan, GradedOnce(), self.plan.held_out
         rundir.begin(
             RunSpec(
                 policy="vllm",
@@ -276,9 +254,9 @@ class Loop:
         async def attempt(name: str, task: Task, watch: Watch) -> Episode:
             return await run_episode(
                 task,
-                policy,
+                self.held_out,
                 chat=plan.chat,
-                workspaces=self._workspaces,
+                workspaces=self.workspaces,
                 prompts=plan.prompts,
                 budget=plan.config.rollout.budget,
                 grader=grader,
@@ -288,13 +266,13 @@ class Loop:
 
         wanted = [(f"{task.id}--{number}", task) for task in tasks for number in range(n)]
         jobs = [Job(name, partial(attempt, name, task)) for name, task in wanted if name not in finished]
-        watcher = self._screen.begins(stage, len(jobs))
+        watcher = self.screen.begins("evaluation", len(jobs))
         rollout = plan.config.rollout
         await run_jobs(jobs, rundir, watcher, concurrency=rollout.concurrency, retries=rollout.retries)
         episodes = await trio.to_thread.run_sync(rundir.episodes)
         if all(episode.reward is None for episode in episodes):
             raise RunError(
-                f"all {len(episodes)} episodes of this {stage} were lost, the first by: {episodes[0].error}; "
-                "the same command tries again"
+                f"all {len(episodes)} episodes of this evaluation were lost, the first by: "
+                f"{episodes[0].error}; the same command tries again"
             )
         return episodes

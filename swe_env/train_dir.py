@@ -3,8 +3,9 @@
     runs/x/train.json            what was asked for; a second call must ask for the same, and goes on
     runs/x/cold_start/           run directory of the demonstrations
     runs/x/weights/step-N/       model directory: the policy of version N, after N optimiser steps
-    runs/x/rollouts/step-N/      run directory of the episodes that step N is made of, by version N
-                          /batch.json    appears when they are complete: the trainer waits for it
+    runs/x/rollouts/group-G/     run directory of the episodes of one task that are compared with each other
+                           /group.json   appears when they have been played
+    runs/x/batches/step-N.json   the groups that step N learns from: the trainer waits for it
     runs/x/probes/streams.json   token streams on which trainer and server are compared
                  /step-N.json    what the trainer's weights of version N say of them
     runs/x/evaluations/step-N/   run directory of the held-out episodes of version N
@@ -19,11 +20,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from swe_env.pool import Batch, Group
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.training import TrainConfig
 
@@ -49,7 +52,7 @@ class StepRow(BaseModel):
     invalid: int
     """Episodes that infrastructure ended: in no baseline, not trained on."""
     reward: float
-    """Mean over valid episodes; 0 if there are none."""
+    """Mean over groups played for the step, also those left out for want of a spread."""
     turns: float
     """Mean over episodes."""
     groups: int
@@ -69,7 +72,12 @@ class StepRow(BaseModel):
     mismatch: float = 0.0
     """Mean over tokens of |log π of the trainer - log π of the server|, same weights, after the step."""
     mismatch_max: float = 0.0
+    dropped: dict[str, int] = {}
+    """Groups that no step learns from, since the step before: stale, lost to infrastructure, no spread."""
     rollout_seconds: float = 0.0
+    """For which the step waited for its batch."""
+    idle_seconds: float = 0.0
+    """For which the trainer did nothing before the step, but wait for its batch."""
     train_seconds: float
     publish_seconds: float = 0.0
 
@@ -87,6 +95,20 @@ class EvaluationRow(BaseModel):
     episodes: int
     invalid: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of a training that goes on."""
+
+    step: int
+    """The first that has no batch."""
+    next: int
+    """Number of the group that is begun next."""
+    begun: list[int]
+    """Not in any batch, played or not, and not dropped."""
+    finished: list[Group]
+    """Those of them that have been played."""
 
 
 Row = Annotated[StepRow | EvaluationRow, Field(discriminator="kind")]
@@ -129,12 +151,32 @@ class TrainDir:
         numbers = [path.name.removeprefix("step-") for path in self.weights(0).parent.glob("step-*")]
         return sorted(int(number) for number in numbers if number.isdigit())
 
-    def rollouts(self, step: int) -> RunDir:
-        return RunDir(self.path / "rollouts" / f"step-{step}")
+    def group(self, number: int) -> RunDir:
+        return RunDir(self.path / "rollouts" / f"group-{number:06d}")
+
+    def group_file(self, number: int) -> Path:
+        """There when the group has been played."""
+        return self.group(number).path / "group.json"
 
     def batch(self, step: int) -> Path:
-        """There when the rollouts of `step` are complete."""
-        return self.rollouts(step).path / "batch.json"
+        """There when it is known what `step` learns from."""
+        return self.path / "batches" / f"step-{step}.json"
+
+    def read_batch(self, step: int) -> Batch:
+        return Batch.model_validate_json(self.batch(step).read_bytes())
+
+    def groups(self) -> Groups:
+        """What was played so far."""
+        step, taken = 0, set[int]()
+        while self.batch(step).exists():
+            batch = self.read_batch(step)
+            taken |= {*batch.groups, *batch.dropped}
+            step += 1
+        every = [int(path.name.split("-")[1]) for path in (self.path / "rollouts").glob("group-*")]
+        waiting = sorted(set(every) - taken)
+        files = [file for number in waiting if (file := self.group_file(number)).exists()]
+        finished = [Group.model_validate_json(file.read_bytes()) for file in files]
+        return Groups(step=step, next=max(every, default=-1) + 1, begun=waiting, finished=finished)
 
     def evaluation(self, version: int) -> RunDir:
         return RunDir(self.path / "evaluations" / f"step-{version}")

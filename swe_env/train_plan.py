@@ -70,10 +70,9 @@ def _demonstrated(config: TrainConfig) -> dict[str, list[Task]]:
     return {"gold": shuffled[idle:], "noop": shuffled[:idle]}
 
 
-def tasks_of(step: int, plan: TrainPlan) -> list[Task]:
-    """The tasks of one step: the next of an order that is shuffled anew when too few are left of it."""
-    size = plan.config.rollout.tasks_per_step
-    around, part = divmod(step, len(plan.tasks) // size)
+def task_of(group: int, plan: TrainPlan) -> Task:
+    """The task of one group: the next of an order that is shuffled anew when none is left of it."""
+    around, index = divmod(group, len(plan.tasks))
     order = list(range(len(plan.tasks)))
     random.Random(f"{plan.config.seed}/{around}").shuffle(order)
-    return [plan.tasks[index] for index in order[part * size : (part + 1) * size]]
+    return plan.tasks[order[index]]

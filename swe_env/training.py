@@ -23,7 +23,7 @@ Tracker = Literal["trackio", "wandb", "tensorboard"]
 class TrainConfig(BaseModel):
     """Everything that `swe-env train` can be told, but where the run is to be kept."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     model: str
     """Model directory to begin with, or `tiny:glm`, `tiny:qwen`, `tiny:llama`: a small one, made anew."""
@@ -37,6 +37,7 @@ class TrainConfig(BaseModel):
     cold_start: ColdStart | None = None
     """None: the model is trained on as it is."""
     rollout: RolloutConfig
+    asynchronous: AsyncConfig = Field(default_factory=lambda: AsyncConfig(), alias="async")
     advantage: Penalty = Field(default_factory=lambda: Penalty())
     loss: LossConfig = Field(default_factory=lambda: Ipo())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())
@@ -105,10 +106,24 @@ class RolloutConfig(_Config):
     """Episodes a task and step: what advantages are relative to."""
     concurrency: int = Field(default=8, ge=1)
     """Episodes at once."""
+    replace_without_spread: bool = True
+    """Play another group for one whose members all did equally well: every step learns from `tasks_per_step`
+    groups. Else such a group is left out of its step, and a step costs the same however much is solved."""
+    least_valid: int = Field(default=2, ge=2)
+    """A group with fewer members that have a reward is lost, and another is played for it."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode that infrastructure ended."""
     budget: Budget = Budget()
     sampling: Sampling = Sampling()
+
+
+class AsyncConfig(_Config):
+    """Whether episodes are played while the trainer learns."""
+
+    max_off_policy_steps: int = Field(default=0, ge=0)
+    """Most versions between the weights that sampled a token and those that learn from it; 0 is synchronous:
+    every step learns from what the newest version played. Allow at least the groups that are played at once,
+    divided by `rollout.tasks_per_step`, times how much longer the longest take than the mean."""
 
 
 class EvaluationConfig(_Config):

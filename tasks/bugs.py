@@ -278,18 +278,20 @@ def attribute(draw: Draw, name: str) -> Draft:
     a, b, c, thing = draw.noun(), draw.noun(), draw.noun(), draw.noun()
     kind = thing.title()
     op = draw.choice(["+", "-", "*"])
-    meaning = draw.choice(MEANINGS[op]).format(a=a, b=b)
+    method = draw.choice([True, False])
+    owner = "self" if method else thing
+    a_of, b_of, c_of = (f"{owner}.{word}" for word in (a, b, c))
+    meaning = draw.choice(MEANINGS[op]).format(a=a_of, b=b_of)
+    good = f"return {a_of} {op} {b_of}"
+    bad = draw.choice([f"return {a_of} {op} {c_of}", f"return {c_of} {op} {b_of}"])
     order = draw.random.sample([a, b, c], 3)
-    wrong = draw.choice([f"{a} {op} self.{c}", f"{c} {op} self.{b}"])
     sets = "".join(f"        self.{word} = {word}\n" for word in order)
     head = f"class {kind}:\n    def __init__(self, {', '.join(order)}):\n{sets}"
     values = [", ".join(map(str, draw.numbers(3, 1))) for _ in range(7)] + ["4, 4, 4", "1, 1, 1"]
-    good, bad = f"return self.{a} {op} self.{b}", f"return self.{wrong}"
-    if draw.choice([True, False]):
+    if method:
         code = f'{head}\n    def {name}(self):\n        """{meaning}"""\n        @@\n'
         return Draft(code, good, bad, [f"{kind}({row}).{name}()" for row in values], [kind])
     code = f'{head}\n\ndef {name}({thing}):\n    """{meaning}"""\n    @@\n'
-    good, bad = good.replace("self.", f"{thing}."), bad.replace("self.", f"{thing}.")
     return Draft(code, good, bad, [f"{name}({kind}({row}))" for row in values], [name, kind])
 
 

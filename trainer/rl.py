@@ -1,8 +1,8 @@
 """Reinforcement learning on the batches that appear in a directory, as a process.
 
 `swe-env train` starts this as `python -m trainer.rl CONFIG.json` (:class:`Asked`); with several ranks it
-starts torchrun in its own place. Step N waits for `rollouts/step-N/batch.json`, learns from the episodes
-beside it, writes `weights/step-N+1` (or sends them to the server) and what these weights say of the probe
+starts torchrun in its own place. Step N waits for `batches/step-N.json`, learns from the groups of episodes
+that it names, writes `weights/step-N+1` (or sends them to the server) and what these weights say of the probe
 streams, and prints one line of JSON. Killed at any moment and started again, it goes on from its newest
 checkpoint and takes the same steps again, from the same batches.
 """
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -71,8 +72,13 @@ def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device 
             show(Ready(ready=trainer.steps))
         while trainer.steps < config.steps:
             step = trainer.steps
-            _wait_for(where.batch(step))
-            row = learn(trainer, where.rollouts(step).episodes(), config)
+            idle = _wait_for(where.batch(step))
+            batch = where.read_batch(step)
+            episodes = [one for group in batch.groups for one in where.group(group).episodes()]
+            row = learn(trainer, episodes, config)
+            dropped = dict(Counter(batch.dropped.values()))
+            of_batch = {"reward": batch.reward, "dropped": dropped, "idle_seconds": idle}
+            row = row.model_copy(update=of_batch)
             version = trainer.steps
             publish(version)
             if version % config.trainer.checkpoint_every == 0 or version == config.steps:
@@ -106,7 +112,8 @@ def _publisher(scorer: Scorer, asked: Asked) -> Generator[Callable[[int], None]]
 def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) -> StepRow:
     """One optimiser step from a batch of episodes. A collective.
 
-    A batch in which no group has a spread changes nothing, and counts as a skipped step.
+    A batch in which no group has a spread changes nothing, and counts as a skipped step. Raises
+    :class:`RunError` for a token that is older than `async.max_off_policy_steps` allows, or of the future.
     """
     began = time.monotonic()
     worth = advantages(episodes, config.advantage)
@@ -114,6 +121,7 @@ def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) ->
     for episode in episodes:
         if episode.id in worth.by_episode:
             found += streams(episode, worth.by_episode[episode.id])
+            _refuse_stale(episode, trainer.steps, config.asynchronous.max_off_policy_steps)
     done = None
     if found:
         batches = pack(found, budget=config.trainer.micro_batch_tokens, ranks=ranks())[rank()]
@@ -128,6 +136,16 @@ def learn(trainer: Trainer, episodes: Sequence[Episode], config: TrainConfig) ->
         trainer.steps += 1
         trainer.skipped += 1
     return _row(trainer.steps - 1, episodes, worth, done, seconds=time.monotonic() - began)
+
+
+def _refuse_stale(episode: Episode, step: int, most: int) -> None:
+    for segment in episode.segments:
+        for version in segment.policy_versions:
+            if version is not None and not step - most <= version <= step:
+                raise RunError(
+                    f"{episode.id} has a token of version {version}, and step {step} may learn from "
+                    f"{step - most} to {step}: a fault of swe-env, please report it"
+                )
 
 
 def write_weights(scorer: Scorer, where: TrainDir, version: int) -> None:
@@ -187,11 +205,13 @@ def _row(
 _LEARNT = ("loss", "action_nll", "grad_norm", "learning_rate", "tokens", "action_tokens")
 
 
-def _wait_for(batch: Path) -> None:
-    """Until it is there. Whoever makes it also ends this process."""
+def _wait_for(batch: Path) -> float:
+    """Until it is there [s]. Whoever makes it also ends this process."""
+    began = time.monotonic()
     while not batch.exists():
         time.sleep(POLL)
     barrier()
+    return time.monotonic() - began
 
 
 def _seen_by_all(path: Path) -> bool:

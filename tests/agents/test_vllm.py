@@ -111,7 +111,7 @@ GARBAGE = {
     "logprob null": answer(logprobs=(-1.0, None, 0.0)),
     "logprob of vLLM for nan": answer(logprobs=(-1.0, -9999.0, 0.0)),
     "logprob positive": answer(logprobs=(-1.0, 0.1, 0.0)),
-    "aborted": answer(reason="abort"),
+    "given up after a stop token": answer(reason="abort"),
     "error": answer(reason="error"),
     "stop without a stop token": answer(ids=(5, 6, 8)),
     "length after a stop token": answer(reason="length"),
@@ -123,6 +123,36 @@ GARBAGE = {
     "versions too long": answer(spans=[span("1", 0, 4)]),
     "version of no token": answer(spans=[span("1", 0, 0), span("1", 0, 3)]),
 }
+
+
+def test_a_completion_that_the_server_gives_up_is_gone_on_with() -> None:
+    first = answer((5, 6), (-1.0, -0.5), "abort", [span("step-3", 0, 2)])
+    nothing = answer((), (), "abort")
+    rest = answer((8, STOP), (-2.0, 0.0), "stop", [span("step-4", 0, 2)])
+    with answering((200, first), (200, nothing), (200, rest)) as (url, asked):
+        completion = complete(url, max_tokens=5)
+    assert completion == Completion(
+        token_ids=[5, 6, 8, STOP],
+        logprobs=[-1.0, -0.5, -2.0, 0.0],
+        policy_versions=[3, 3, 4, 4],
+        finish_reason="stop",
+    )
+    assert [request["token_ids"] for request in asked] == [PROMPT, [*PROMPT, 5, 6], [*PROMPT, 5, 6]]
+    assert [request["sampling_params"]["max_tokens"] for request in asked] == [5, 3, 3]
+
+
+def test_a_completion_that_is_given_up_with_its_last_token_is_whole() -> None:
+    with answering((200, answer((5, 6), (-1.0, -0.5), "abort"))) as (url, asked):
+        assert complete(url, max_tokens=2).finish_reason == "length"
+    assert len(asked) == 1
+
+
+def test_a_server_that_gives_up_every_completion_is_an_error() -> None:
+    with (
+        answering((200, answer((), (), "abort"))) as (url, _),
+        pytest.raises(PolicyError, match="did not finish a completion within 1 s: it gives it up each time"),
+    ):
+        complete(url, deadline=1)
 
 
 @pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())

@@ -32,6 +32,7 @@ tasks = "synthetic:train:6"
 tasks_per_step = 2
 group_size = 3
 concurrency = 6
+replace_without_spread = false
 [rollout.budget]
 turns = 3
 context_tokens = 1024
@@ -105,7 +106,8 @@ def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
     versions = [
         {version for segment in episode.segments for version in segment.policy_versions} - {None}
         for step in (0, 1)
-        for episode in where.rollouts(step).episodes()
+        for group in where.read_batch(step).groups
+        for episode in where.group(group).episodes()
     ]
     assert versions == [{0}] * 6 + [{1}] * 6
     for version in (0, 1, 2):

@@ -10,7 +10,7 @@ import pytest
 
 from swe_env.rundir import RunError
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
-from swe_env.train_plan import make_train_plan, tasks_of
+from swe_env.train_plan import make_train_plan, task_of
 from swe_env.training import IcePop, TrainConfig, read_training
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -99,16 +99,13 @@ def test_a_share_of_the_demonstrations_is_by_somebody_who_submits_at_once(tmp_pa
     assert again.demonstrated == plan.demonstrated
 
 
-def test_each_round_takes_every_task_at_most_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
+def test_each_round_takes_every_task_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
     plan = make_train_plan(read(tmp_path, ASKED))
-    steps = [[task.id for task in tasks_of(step, plan)] for step in range(6)]
-    for around in (steps[:3], steps[3:]):
-        taken = [name for names in around for name in names]
-        assert len(set(taken)) == len(taken) == 9
-    assert steps[:3] != steps[3:]
-    assert steps == [[task.id for task in tasks_of(step, plan)] for step in range(6)]
+    groups = [task_of(group, plan).id for group in range(20)]
+    assert len(set(groups[:10])) == len(set(groups[10:])) == 10
+    assert groups[:10] != groups[10:]
     other = make_train_plan(read(tmp_path, ASKED, seed=1))
-    assert steps != [[task.id for task in tasks_of(step, other)] for step in range(6)]
+    assert groups != [task_of(group, other).id for group in range(20)]
 
 
 def step_row(step: int) -> StepRow:

@@ -9,12 +9,13 @@ from pathlib import Path
 from agents.conversation import Segment
 from agents.loop import End
 from swe_env.episode import Episode
-from swe_env.rundir import RunDir, RunSpec, write_atomic
+from swe_env.pool import Batch
+from swe_env.rundir import RunSpec, write_atomic
 from swe_env.train_dir import TrainDir
 from trainer.tiny_model import make_tiny_model
 
 
-def episode(name: str, group: str, reward: float | None, draw: random.Random) -> Episode:
+def episode(name: str, group: str, reward: float | None, draw: random.Random, version: int = 0) -> Episode:
     """Twenty tokens read, thirty sampled."""
     ids = [draw.randrange(900) for _ in range(50)]
     is_action = [position >= 20 for position in range(50)]
@@ -22,7 +23,7 @@ def episode(name: str, group: str, reward: float | None, draw: random.Random) ->
         token_ids=ids,
         is_action=is_action,
         logprobs=[-5.0 - draw.random() if action else None for action in is_action],
-        policy_versions=[0 if action else None for action in is_action],
+        policy_versions=[version if action else None for action in is_action],
     )
     return Episode(
         id=name,
@@ -44,11 +45,13 @@ def training(path: Path, *, batches: int) -> TrainDir:
     spec = RunSpec(
         policy="vllm", tasks_sha256="", prompts_sha256="", tokenizer_sha256="", budget={}, version=""
     )
+    found.batch(0).parent.mkdir()
     for step in range(batches):
-        rundir: RunDir = found.rollouts(step)
-        rundir.begin(spec)
-        for task in "ab":
-            for number in range(2):
-                rundir.save(episode(f"{task}--{number}", task, float(number), draw))
-        write_atomic(found.batch(step), b"{}")
+        for group in (2 * step, 2 * step + 1):
+            found.group(group).begin(spec)
+            for member in range(2):
+                name = f"task-{group}"
+                found.group(group).save(episode(f"{name}--{member}", name, float(member), draw, version=step))
+        batch = Batch(step=step, groups=[2 * step, 2 * step + 1])
+        write_atomic(found.batch(step), batch.model_dump_json().encode())
     return found

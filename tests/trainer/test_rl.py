@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from agents.loop import Budget
-from swe_env.rundir import write_atomic
+from swe_env.rundir import RunError, write_atomic
 from swe_env.train_dir import StepRow, TrainDir
 from swe_env.training import OptimiserConfig, RolloutConfig, TrainConfig, TrainerConfig
 from tests.trainer.batches import episode, training
@@ -84,6 +84,7 @@ def test_killed_and_started_again_it_takes_the_same_steps(where: TrainDir, tmp_p
 
 
 def test_a_step_waits_until_its_batch_is_complete(where: TrainDir) -> None:
+    batch = where.batch(0).read_bytes()
     where.batch(0).unlink()
     file = where.path / "asked.json"
     file.write_text(Asked(config=config(), directory=where.path).model_dump_json())
@@ -94,7 +95,7 @@ def test_a_step_waits_until_its_batch_is_complete(where: TrainDir) -> None:
         process.stdout.readline()
         time.sleep(0.5)
         assert not where.weights(1).exists()
-        write_atomic(where.batch(0), b"{}")
+        write_atomic(where.batch(0), batch)
         assert StepRow.model_validate_json(process.stdout.readline()).step == 0
         process.terminate()
 
@@ -122,6 +123,24 @@ def test_what_infrastructure_ended_is_counted_and_not_trained_on(tmp_path: Path)
     assert (row.invalid, row.groups, row.without_spread, row.tokens) == (2, 2, 1, 100)
     assert row.reward == 0.75
     assert not row.skipped
+
+
+@pytest.mark.parametrize("version", [1, 5])
+def test_a_token_that_is_too_old_or_of_the_future_is_refused(version: int, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model")
+    asked = config(**{"async": {"max_off_policy_steps": 2}})
+    trainer = make_trainer(load_scorer(tmp_path / "model", asked.trainer), asked.schedule, asked.trainer)
+    trainer.steps = 3
+    draw = random.Random(1)
+    fresh, wrong = (
+        [episode(f"{one}--{member}", str(one), float(member), draw, version=one) for member in range(2)]
+        for one in (1, version)
+    )
+    assert not learn(trainer, fresh, asked).skipped
+    with pytest.raises(
+        RunError, match=f"--0 has a token of version {version}, and step 4 may learn from 2 to 4"
+    ):
+        learn(trainer, wrong, asked)
 
 
 def test_a_batch_from_which_nothing_can_be_learnt_changes_nothing(tmp_path: Path) -> None:

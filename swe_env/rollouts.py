@@ -1,0 +1,194 @@
+"""Plays groups of episodes for the steps of a training, as many at once as there is room for.
+
+A group is one task, `group_size` episodes, begun together; each has a run directory of its own. It may be
+played while weights change under it: every token knows its version, and :mod:`swe_env.pool` says which group
+may begin, which step takes it, and which is too old by then. Killed at any moment, what is finished stays
+finished; the members that are missing are played by whatever is served then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from agents.policy import Policy
+from swe_env.episode import Episode, run_episode
+from swe_env.grade_once import GradedOnce
+from swe_env.pool import Group, Pool
+from swe_env.rundir import RunError, RunSpec, write_atomic
+from swe_env.runner import Job, Watch, Watcher, run_jobs
+from swe_env.sources import digest
+from swe_env.train_dir import TrainDir
+from swe_env.train_plan import TrainPlan, task_of
+from swe_env.train_screen import Screen
+from swe_env.training import Penalty
+from swe_env.workspace import Workspaces
+
+
+class Rollouts:
+    """The groups of one training. :meth:`run` plays them, :meth:`batch` hands them out."""
+
+    def __init__(
+        self, plan: TrainPlan, where: TrainDir, screen: Screen, policy: Policy, workspaces: Workspaces
+    ) -> None:
+        rollout = plan.config.rollout
+        self._plan = plan
+        self._where = where
+        self._screen = screen
+        self._policy = policy
+        self._workspaces = workspaces
+        self._places = trio.CapacityLimiter(rollout.concurrency)
+        self._members = 0
+        """Episodes that are begun and not ended."""
+        self._version: int | None = None
+        """Of the weights that are served."""
+        self._changed = trio.Event()
+        self._board: Watcher | None = None
+        self._lost = 0
+        """Groups that infrastructure ended, one after the other."""
+        known = where.groups()
+        self._next = known.next
+        self._pool = Pool(
+            size=rollout.tasks_per_step,
+            most_stale=plan.config.asynchronous.max_off_policy_steps,
+            steps=plan.config.steps,
+            step=known.step,
+            replace=rollout.replace_without_spread,
+            floor=rollout.least_valid,
+        )
+        for number in known.begun:
+            self._pool.begin(number)
+        for group in known.finished:
+            self._pool.end(group)
+        self._begun = sorted(self._pool.playing)
+        """By a process before this one, and not finished."""
+
+    def serves(self, version: int) -> None:
+        """These weights are served from now on."""
+        self._version = version
+        self._tell()
+
+    async def run(self) -> None:
+        """Play groups until cancelled. Raises `RunError`: infrastructure ends them all, a disk is full."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                while self._may_begin():
+                    if self._begun:
+                        number = self._begun.pop(0)
+                    else:
+                        number, self._next = self._next, self._next + 1
+                        self._pool.begin(number)
+                    self._members += self._plan.config.rollout.group_size
+                    nursery.start_soon(self._play, number)
+                await self._changed.wait()
+
+    async def batch(self, step: int) -> None:
+        """Write the batch of `step`, when there is one."""
+        rollout, began = self._plan.config.rollout, trio.current_time()
+        self._board = self._screen.begins("rollout", rollout.tasks_per_step * rollout.group_size)
+        while (batch := self._pool.batch()) is None:
+            await self._changed.wait()
+        assert batch.step == step
+        batch = batch.model_copy(update={"seconds": trio.current_time() - began})
+        self._where.batch(step).parent.mkdir(exist_ok=True)
+        write_atomic(self._where.batch(step), batch.model_dump_json().encode())
+        self._tell()
+
+    def stage(self, job_id: str, stage: str) -> None:
+        """As a :class:`Watcher` of the groups."""
+        if self._board is not None:
+            self._board.stage(job_id, stage)
+
+    def done(self, episode: Episode, *, will_retry: bool) -> None:
+        """As a :class:`Watcher` of the groups."""
+        if self._board is not None:
+            self._board.done(episode, will_retry=will_retry)
+        if not will_retry:
+            self._members -= 1
+            self._tell()
+
+    def _may_begin(self) -> bool:
+        rollout = self._plan.config.rollout
+        if self._version is None or (
+            self._members and self._members + rollout.group_size > rollout.concurrency
+        ):
+            return False
+        return bool(self._begun) or self._pool.may_begin(self._version)
+
+    def _tell(self) -> None:
+        """Wake whoever waits for something to change."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _play(self, number: int) -> None:
+        plan, rundir, grader = self._plan, self._where.group(number), GradedOnce()
+        task, rollout = task_of(number, plan), plan.config.rollout
+        rundir.begin(
+            RunSpec(
+                policy="vllm",
+                tasks_sha256=digest([task]),
+                prompts_sha256=plan.prompts.sha256,
+                tokenizer_sha256=plan.chat.tokenizer.sha256,
+                budget=rollout.budget.model_dump(),
+                version="",  # every token has its own
+            )
+        )
+        finished = await trio.to_thread.run_sync(rundir.finished)
+
+        async def attempt(name: str, watch: Watch) -> Episode:
+            return await run_episode(
+                task,
+                self._policy,
+                chat=plan.chat,
+                workspaces=self._workspaces,
+                prompts=plan.prompts,
+                budget=rollout.budget,
+                grader=grader,
+                episode_id=name,
+                group_id=f"{task.id}/{number}",
+                watch=watch,
+            )
+
+        names = [f"{task.id}--{number}.{member}" for member in range(rollout.group_size)]
+        missing = [name for name in names if name not in finished]
+        self._members -= len(names) - len(missing)
+        jobs = [Job(name, partial(attempt, name)) for name in missing]
+        await run_jobs(jobs, rundir, self, concurrency=self._places, retries=rollout.retries)
+        episodes = await trio.to_thread.run_sync(rundir.episodes)
+        group = summary(number, episodes, plan.config.advantage)
+        self._refuse_if_all_are_lost(group, episodes)
+        if group.valid >= rollout.least_valid:  # the others are tried again when the training is asked again
+            write_atomic(self._where.group_file(number), group.model_dump_json().encode())
+        self._pool.end(group)
+        self._tell()
+
+    def _refuse_if_all_are_lost(self, group: Group, episodes: Sequence[Episode]) -> None:
+        self._lost = 0 if group.valid else self._lost + 1
+        if self._lost >= self._plan.config.rollout.tasks_per_step:
+            raise RunError(
+                f"all episodes of {self._lost} groups were lost, the last by: {episodes[0].error}; "
+                "the same command tries again"
+            )
+
+
+def summary(number: int, episodes: Sequence[Episode], penalty: Penalty) -> Group:
+    """What the pool is told of a group that was played."""
+    valid = [episode for episode in episodes if episode.reward is not None]
+    rewards = [episode.reward or 0.0 for episode in valid]
+    versions = [
+        version
+        for episode in valid
+        for segment in episode.segments
+        for version in segment.policy_versions
+        if version is not None
+    ]
+    costs = penalty.input_tokens or penalty.action_tokens or penalty.turns
+    return Group(
+        number=number,
+        oldest=min(versions, default=0),
+        valid=len(rewards),
+        has_spread=len(set(rewards)) > 1 or (costs > 0 and max(rewards, default=0) > 0),
+        reward=sum(rewards) / max(1, len(rewards)),
+    )
