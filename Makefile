@@ -15,7 +15,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/swe-env engine
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 fast: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not docker and not vllm"

@@ -214,6 +214,7 @@ app.command("sft")(cli_train.sft)
 app.command("train")(cli_train.train)
 app.command("plan")(cli_train.plan)
 app.command("plot")(cli_train.plot)
+app.command("stability")(cli_train.stability)
 app.command("export")(cli_train.export)
 tasks_app.command("validate")(cli_eval.validate_tasks)
 

@@ -19,7 +19,10 @@ from swe_env.footprint_table import measure, show_footprint
 from swe_env.plot import draw_runs
 from swe_env.sft import Progress, read_config
 from swe_env.sft import train as fine_tune
+from swe_env.stability import measure as measure_stability
+from swe_env.stability import read_stability, show_map, write
 from swe_env.terminal import guard, run_async, say
+from swe_env.train import describe
 from swe_env.train import train as reinforce
 from swe_env.train_dir import TrainDir
 from swe_env.train_screen import TrainScreen
@@ -80,9 +83,14 @@ def train(
     seed: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
     steps: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
     sandbox: Annotated[Backend | None, typer.Option(help="auto, oci or docker.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
 ) -> None:
     """Train a policy by reinforcement learning on the tasks it plays."""
     asked = guard(lambda: read_training(config, {"seed": seed, "steps": steps, "sandbox": sandbox}))
+    if dry_run:
+        for line in guard(lambda: describe(asked, out.absolute())):
+            console.print(line, markup=False, soft_wrap=True)
+        return
     with TrainScreen.live() as screen:
         where = run_async(
             lambda: reinforce(asked, out.absolute(), screen, say),
@@ -150,6 +158,41 @@ def plan(
         typer.echo(f"swe-env: {refusal}", err=True)
     if len(refusals) == len(sizes):  # nothing of what was asked about is enough
         raise typer.Exit(1)
+
+
+def stability(
+    out: Annotated[Path, typer.Option(help="Directory for the table and the picture.")],
+    losses: Annotated[str | None, typer.Option(help="Such as ipo,icepop [all four].")] = None,
+    staleness: Annotated[str | None, typer.Option(help="Optimiser steps, such as 0,64 [0,8,32,64].")] = None,
+    lrs: Annotated[str | None, typer.Option(help="Learning rates, such as 1e-3,1e-2.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each, paired [5].")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps of each [400].")] = None,
+) -> None:
+    """Map at which learning rates a loss trains, the staler its tokens are: a small task, some minutes."""
+    lists = {"losses": losses, "staleness": staleness, "lrs": lrs}
+    asked: dict[str, object] = {name: text.split(",") for name, text in lists.items() if text}
+    numbers = {"seeds": seeds, "steps": steps}
+    asked |= {name: number for name, number in numbers.items() if number is not None}
+    config = guard(lambda: read_stability(asked))
+    with Bar(
+        TextColumn("[bold]steps"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=config.steps)
+        runs = run_async(
+            lambda: measure_stability(config, lambda step: bar.update(task, completed=step.step + 1)),
+            interrupted="stopping: nothing is written",
+        )
+    guard(lambda: write(config, runs, out))
+    show_map(runs)
+    console.print(f"\nruns      {out / 'runs.csv'}", soft_wrap=True)
+    console.print(f"picture   {out / 'map.png'}", soft_wrap=True)
 
 
 def plot(

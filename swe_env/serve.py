@@ -85,21 +85,17 @@ async def serve(
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
     """
-    on_cpu = runs_on_cpu()
     if not (model_dir / "config.json").is_file():
         raise ServerFailed(f"{model_dir} has no config.json: give the directory of a model")
     port = port or _free_port()
-    command = [sys.executable, "-m", "swe_env.vllm_launcher", "serve", str(model_dir)]
-    command += ["--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
-    # the sampler's own distribution, temperature included; token-in, token-out
-    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
-    if max_model_len is not None:
-        command += ["--max-model-len", str(max_model_len)]
-    if dtype is not None or on_cpu:
-        command += ["--dtype", dtype or "float32"]
-    if on_cpu:
-        command += ["--enforce-eager", "--max-num-seqs", "16"]
-    command += extra_args
+    command = serve_command(
+        model_dir,
+        port=port,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        served_name=served_name,
+        extra_args=extra_args,
+    )
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         # Not trio.open_process: it forks in a worker thread, and when an idle worker thread ends,
@@ -109,7 +105,7 @@ async def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(on_cpu) | dict(environment or {}),
+            env=_environment(runs_on_cpu()) | dict(environment or {}),
             start_new_session=True,
         )
     server = Server(f"http://127.0.0.1:{port}", process, log_path)
@@ -120,6 +116,30 @@ async def serve(
         with trio.CancelScope() as last_rites:
             last_rites.shield = True
             await _end_group(process)
+
+
+def serve_command(
+    model_dir: Path,
+    *,
+    port: int,
+    dtype: str | None = None,
+    max_model_len: int | None = None,
+    served_name: str = "policy",
+    extra_args: Sequence[str] = (),
+) -> list[str]:
+    """What :func:`serve` runs. Raises :class:`ServerFailed` where vLLM is not installed."""
+    on_cpu = runs_on_cpu()
+    command = [sys.executable, "-m", "swe_env.vllm_launcher", "serve", str(model_dir)]
+    command += ["--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
+    # the sampler's own distribution, temperature included; token-in, token-out
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    if max_model_len is not None:
+        command += ["--max-model-len", str(max_model_len)]
+    if dtype is not None or on_cpu:
+        command += ["--dtype", dtype or "float32"]
+    if on_cpu:
+        command += ["--enforce-eager", "--max-num-seqs", "16"]
+    return [*command, *extra_args]
 
 
 def last_words(log_path: Path) -> str:

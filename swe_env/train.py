@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from swe_env.request import RunRequest
 from swe_env.rollouts import Rollouts
 from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
 from swe_env.runner import Job, Watch, run_jobs
-from swe_env.serve import UPDATABLE, Server, serve
+from swe_env.serve import UPDATABLE, Server, serve, serve_command
 from swe_env.sources import digest
 from swe_env.trackers import tracked
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
@@ -64,6 +66,36 @@ async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> Tra
             async with _processes(plan, where, shown, say) as loop:
                 await loop.run()
     return where
+
+
+def describe(config: TrainConfig, out: Path) -> list[str]:
+    """What :func:`train` would do and start, a line each. Reads files; raises what `make_train_plan` does."""
+    plan, where = make_train_plan(config), TrainDir(out)
+    server = serve_command(
+        where.weights(0),
+        port=0,
+        dtype=config.server.dtype,
+        max_model_len=config.rollout.budget.context_tokens,
+        extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
+    )
+    trainer = [sys.executable, "-m", "trainer.rl", str(where.path / "trainer.json")]
+    demonstrations = sum(map(len, plan.demonstrated.values()))
+    rollout, most = config.rollout, config.asynchronous.max_off_policy_steps
+    return [
+        f"cold start: {demonstrations} demonstrations" if config.cold_start else "cold start: none",
+        f"steps: {config.steps}, each of {rollout.tasks_per_step} x {rollout.group_size} episodes "
+        f"of {len(plan.tasks)} tasks, at most {most} versions old",
+        f"held out: {len(plan.held_out)} tasks, every {config.evaluation.every} steps"
+        if config.evaluation
+        else "held out: none",
+        f"server: {_shell(config.server.environment, server)}",
+        f"trainer, {config.trainer.ranks} ranks: {_shell(config.trainer.environment, trainer)}",
+        f"episodes: {rollout.concurrency} at once, in this process, sandboxes by {config.sandbox}",
+    ]
+
+
+def _shell(environment: dict[str, str], command: list[str]) -> str:
+    return shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command])
 
 
 @asynccontextmanager

@@ -22,6 +22,11 @@ from sandboxes.oci import OciEngine, lacking
 from sandboxes.protocol import Engine
 from swe_env.serve import Server, serve
 
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # the other worker has threads too, and they would wait for each other
+    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
 CONTEXT = 8192
 """Tokens a shared server takes: prompt and completion together."""
 
@@ -43,10 +48,17 @@ class RunningModel:
     context: int
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`-n 2 --dist loadgroup`) a file stays on one; one has the shared server."""
+    for item in items:
+        shares = "glm_server" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("glm_server" if shares else item.location[0]))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI nothing may be skipped: what this machine lacks there is a failure."""
     reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("SWE_ENV_NO_SKIPS") and reporter.stats.get("skipped"):
+    if reporter and os.environ.get("SWE_ENV_NO_SKIPS") and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

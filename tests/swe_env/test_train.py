@@ -45,6 +45,27 @@ tasks = "synthetic:heldout:2"
 every = 1
 """
 
+ASYNCHRONOUS = """
+model = "tiny:glm"
+prompts = "tiny"
+steps = 4
+async.max_off_policy_steps = 2
+[rollout]
+tasks = "synthetic:train:6"
+tasks_per_step = 2
+group_size = 2
+concurrency = 8
+replace_without_spread = false
+[rollout.budget]
+turns = 3
+context_tokens = 1024
+turn_tokens = 96
+seconds = 60
+[trainer]
+checkpoint_every = 2
+"""
+"""The policy knows nothing, no group has a spread: steps change no weight, but make a new version."""
+
 
 def start(config: Path, out: Path) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "swe_env", "train", str(config), "--out", str(out)]
@@ -115,3 +136,52 @@ def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
             assert {v for segment in episode.segments for v in segment.policy_versions} == {None, version}
     assert where.versions() == [0, 1, 2]
     assert json.loads((where.weights(2) / "config.json").read_text())["model_type"] == "glm4_moe"
+
+
+def test_killed_while_it_plays_ahead_and_asked_again_nothing_is_lost_or_taken_twice(
+    base_image: str, tmp_path: Path
+) -> None:
+    config, out = tmp_path / "train.toml", tmp_path / "run"
+    config.write_text(ASYNCHRONOUS)
+    where = TrainDir(out)
+    process = start(config, out)
+    assert process.stdout is not None
+    said = ""
+    while "step 2 of 4" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    while processes_of(out):  # the server and the trainer notice
+        assert time.monotonic() - began < 20, processes_of(out)
+        time.sleep(0.1)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*/episodes/[!.]*/episode.json")}
+    batches = {path: path.read_bytes() for path in out.glob("batches/*.json")}
+
+    again = start(config, out)
+    said, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, said
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # none was played again
+    assert {path: path.read_bytes() for path in batches} == batches
+    assert [row.step for row in where.rows()] == [0, 1, 2, 3]
+    assert where.versions()[-1] == 4
+
+    taken = [where.read_batch(step) for step in range(4)]
+    trained = [group for batch in taken for group in batch.groups]
+    dropped = [group for batch in taken for group in batch.dropped]
+    left = where.groups().begun
+    assert sorted([*trained, *dropped, *left]) == list(range(where.groups().next))  # each of them once
+    ahead = 0
+    for batch in taken:
+        for group in batch.groups:
+            episodes = where.group(group).episodes()
+            assert len(episodes) == 2
+            tokens = [
+                v for episode in episodes for segment in episode.segments for v in segment.policy_versions
+            ]
+            versions = [version for version in tokens if version is not None]
+            assert all(batch.step - 2 <= version <= batch.step for version in versions)
+            ahead += min(versions) < batch.step
+    assert ahead > 0  # some were played before the step before theirs was learnt

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swe_env.rundir import RunError
+from swe_env.train import describe
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
 from swe_env.train_plan import make_train_plan, task_of
 from swe_env.training import IcePop, TrainConfig, read_training
@@ -106,6 +107,15 @@ def test_each_round_takes_every_task_once_in_an_order_of_the_seed(tmp_path: Path
     assert groups[:10] != groups[10:]
     other = make_train_plan(read(tmp_path, ASKED, seed=1))
     assert groups != [task_of(group, other).id for group in range(20)]
+
+
+def test_a_dry_run_says_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:
+    lines = describe(read(tmp_path, ASKED), tmp_path / "run")
+    said = dict(line.split(": ", 1) for line in lines)
+    assert said["cold start"] == "none"
+    assert f"serve {tmp_path}/run/weights/step-0 " in said["server"]
+    assert said["trainer, 1 ranks"].endswith(f"-m trainer.rl {tmp_path}/run/trainer.json")
+    assert not (tmp_path / "run").exists()
 
 
 def step_row(step: int) -> StepRow:
