@@ -150,10 +150,8 @@ def end_starting(home: Path) -> None:
 def remove_cgroups(path: str) -> None:
     """End the processes below a control group and remove it from every hierarchy."""
     roots = [CGROUPS, *(root for root in CGROUPS.iterdir() if root.is_dir())]
-    tops = [top for root in roots if (top := root / path[1:]).is_dir()]
-    groups = [
-        group for top in tops for group in [*sorted(top.rglob("*/"), reverse=True), top] if group.is_dir()
-    ]
+    # the runtime may be removing them too: os.walk does not mind what is gone meanwhile
+    groups = [Path(group) for root in roots for group, _, _ in os.walk(root / path[1:], topdown=False)]
     deadline = time.monotonic() + TEARDOWN_SECONDS
     for group in groups:
         while time.monotonic() < deadline:

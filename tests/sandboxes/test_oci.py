@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ import trio
 
 from sandboxes import oci, oci_images, oci_place
 from sandboxes.oci import OciEngine, OciSandbox, lacking
+from sandboxes.oci_place import controllers, remove_cgroups
 from sandboxes.protocol import ImageUnavailable, Limits, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, owner_label
 from tests.sandboxes.conftest import REPOSITORY, WORKDIR, own_containers
@@ -363,3 +365,15 @@ def test_the_disk_is_capped(base_image: str) -> None:
     text = in_engine(body)
     assert "No space left on device" in text
     assert int(text.split()[-2]) <= 8
+
+
+def test_control_groups_may_go_while_they_are_being_removed() -> None:
+    """As when the runtime removes them too."""
+    path = f"/swe-env/test-{os.getpid()}"
+    [root, *_] = controllers()
+    for _ in range(20):
+        for number in range(20):
+            (root / path[1:] / str(number)).mkdir(parents=True)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(remove_cgroups, [path] * 8))
+        assert not (root / path[1:]).exists()
