@@ -7,6 +7,7 @@ sandboxes to start from, and what the store keeps. Anything else may be somebody
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from sandboxes.reaper import remove_orphans
 from sandboxes.registry import PulledImages, full_name
 from swe_env.workspace import SEALED
 from tasks.swebench_image import LABEL
+
+COUNTING_SECONDS = 60.0
+"""For others who ask Docker what its images take."""
 
 OURS = {"pulled", "built", "sealed"}
 """Kinds of image that may be removed from Docker."""
@@ -117,7 +121,7 @@ class OwnImages:
         layers = {layer for record in self._store.list() for layer in self._store.kept(record)}
         client = connect_docker()
         try:
-            return _size(layers) + (int(client.df()["LayersSize"]) if client else 0)
+            return _size(layers) + (docker_size(client) if client else 0)
         except (DockerException, requests.RequestException) as error:
             raise _broke_off(error) from error
         finally:
@@ -188,6 +192,18 @@ class OwnImages:
 def _recipe(entry: dict[str, Any]) -> str:
     labels: dict[str, str] = entry["Labels"] or {}
     return labels.get(LABEL, "")
+
+
+def docker_size(client: Any) -> int:
+    """What Docker's images take [bytes]. The engine counts for one at a time, and refuses the others."""
+    deadline = time.monotonic() + COUNTING_SECONDS
+    while True:
+        try:
+            return int(client.df()["LayersSize"])
+        except APIError as error:
+            if "already running" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _size(layers: Iterable[Path]) -> int:

@@ -85,6 +85,7 @@ async def serve(
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
     """
+    on_cpu = runs_on_cpu()
     if not (model_dir / "config.json").is_file():
         raise ServerFailed(f"{model_dir} has no config.json: give the directory of a model")
     port = port or _free_port()
@@ -105,7 +106,7 @@ async def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(runs_on_cpu()) | dict(environment or {}),
+            env=_environment(on_cpu) | dict(environment or {}),
             start_new_session=True,
         )
     server = Server(f"http://127.0.0.1:{port}", process, log_path)

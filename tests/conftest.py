@@ -50,9 +50,9 @@ class RunningModel:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) a file stays on one; one has the shared server."""
+    served = {item.path for item in items if "glm_server" in getattr(item, "fixturenames", ())}
     for item in items:
-        shares = "glm_server" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("glm_server" if shares else item.location[0]))
+        item.add_marker(pytest.mark.xdist_group("glm_server" if item.path in served else str(item.path)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -9,12 +9,15 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
 
+from sandboxes.oci_images import connect_docker
+from swe_env.own_images import docker_size
 from swe_env.rundir import RunDir
 from tests.conftest import thing_row
 from tests.swe_env.test_cli import call, command, refusal
@@ -105,3 +108,13 @@ def test_ctrl_c_stops_a_build_and_leaves_nothing_behind(
 def builds() -> list[Any]:
     """Containers in which the engine runs the step that this test interrupts."""
     return [one for one in docker.from_env().containers.list() if "build.sh" in str(one.attrs["Args"])]
+
+
+def test_several_may_ask_at_once_what_images_take(base_image: str) -> None:
+    clients = [connect_docker() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        sizes = list(threads.map(docker_size, clients))
+    assert min(sizes) > 0
+    for client in clients:
+        assert client is not None
+        client.close()
