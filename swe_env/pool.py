@@ -78,6 +78,10 @@ class Pool:
         taken_by = self.step + (len(self.playing) + len(self.ready)) // self._size
         return taken_by <= version + self._most_stale and taken_by < self._steps
 
+    def may_go_on(self, version: int) -> bool:
+        """Whether a group that was begun by a process before this one may go on while `version` is served."""
+        return self.step <= version + self._most_stale
+
     def begin(self, number: int) -> None:
         self.playing.add(number)
 

@@ -115,7 +115,8 @@ class Rollouts:
             self._members and self._members + rollout.group_size > rollout.concurrency
         ):
             return False
-        return bool(self._begun) or self._pool.may_begin(self._version)
+        may = self._pool.may_go_on if self._begun else self._pool.may_begin
+        return may(self._version)
 
     def _tell(self) -> None:
         """Wake whoever waits for something to change."""

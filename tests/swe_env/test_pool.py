@@ -71,6 +71,12 @@ def test_nothing_is_begun_for_steps_that_will_not_be_taken() -> None:
     assert not pool.may_begin(0)
 
 
+def test_what_was_begun_goes_on_when_the_weights_are_again_as_new_as_they_were() -> None:
+    """A training that goes on from an older checkpoint serves older weights at first."""
+    pool = Pool(size=2, most_stale=1, steps=9, step=5)
+    assert [pool.may_go_on(version) for version in (3, 4, 5)] == [False, True, True]
+
+
 def test_a_group_that_took_too_long_is_dropped_when_its_turn_comes() -> None:
     pool = Pool(size=1, most_stale=1, steps=9)
     for number in range(2):
