@@ -100,16 +100,9 @@ def train(
     console.print(f"metrics   {where.metrics}", soft_wrap=True)
 
 
-@contextmanager
-def _live(out: Console = console) -> Generator[Callable[[Progress], None]]:
-    """A bar with loss and speed, or about ten lines where there is no terminal; the last step's is kept."""
-    last: Progress | None = None
-
-    def line(step: Progress) -> str:
-        speed = step.tokens / max(step.seconds, 1e-9)
-        return f"loss {step.loss:.4f}   actions {step.action_nll:.4f}   {speed:,.0f} tokens/s"
-
-    with Bar(
+def _bar(out: Console) -> Bar:
+    """Steps done, the time left, what is said of the last step; nothing where there is no terminal."""
+    return Bar(
         TextColumn("[bold]steps"),
         BarColumn(bar_width=28),
         MofNCompleteColumn(),
@@ -120,7 +113,19 @@ def _live(out: Console = console) -> Generator[Callable[[Progress], None]]:
         console=out,
         transient=True,
         disable=not out.is_terminal,
-    ) as bar:
+    )
+
+
+@contextmanager
+def _live(out: Console = console) -> Generator[Callable[[Progress], None]]:
+    """A bar with loss and speed, or about ten lines where there is no terminal; the last step's is kept."""
+    last: Progress | None = None
+
+    def line(step: Progress) -> str:
+        speed = step.tokens / max(step.seconds, 1e-9)
+        return f"loss {step.loss:.4f}   actions {step.action_nll:.4f}   {speed:,.0f} tokens/s"
+
+    with _bar(out) as bar:
         task = bar.add_task("loading the model", total=None)
 
         def show(step: Progress) -> None:
@@ -174,16 +179,7 @@ def stability(
     numbers = {"seeds": seeds, "steps": steps}
     asked |= {name: number for name, number in numbers.items() if number is not None}
     config = guard(lambda: read_stability(asked))
-    with Bar(
-        TextColumn("[bold]steps"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
+    with _bar(console) as bar:
         task = bar.add_task("", total=config.steps)
         runs = run_async(
             lambda: measure_stability(config, lambda step: bar.update(task, completed=step.step + 1)),
