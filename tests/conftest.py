@@ -48,6 +48,7 @@ class RunningModel:
     context: int
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) a file stays on one; one has the shared server."""
     served = {item.path for item in items if "glm_server" in getattr(item, "fixturenames", ())}
