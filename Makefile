@@ -15,7 +15,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/swe-env engine
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 fast: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not docker and not vllm"

@@ -48,14 +48,6 @@ class RunningModel:
     context: int
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2 --dist loadgroup`) a file stays on one; one has the shared server."""
-    served = {item.path for item in items if "glm_server" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("glm_server" if item.path in served else str(item.path)))
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI nothing may be skipped: what this machine lacks there is a failure."""
     reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
