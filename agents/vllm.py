@@ -125,28 +125,28 @@ class VllmPolicy:
         the server is gone, too slow, or answers something that is not a completion.
         """
         found = Completion(token_ids=[], logprobs=[], policy_versions=[], finish_reason="length")
-        with trio.move_on_after(self._deadline):
-            while True:
-                answer = await self._generate(
-                    prompt_ids + found.token_ids,
-                    {
-                        "temperature": self.sampling.temperature,
-                        "max_tokens": max_tokens - len(found.token_ids),
-                        "logprobs": 0,  # the sampled token's own, no alternatives
-                        "stop_token_ids": sorted(self._stop_token_ids),
-                        "ignore_eos": True,  # generation_config.json may name other stop tokens than ours
-                    },
-                )
-                given_up, part = _checked(
-                    answer,
-                    self._url,
-                    stop_token_ids=self._stop_token_ids,
-                    max_tokens=max_tokens - len(found.token_ids),
-                )
-                found = _joined(found, part)
-                if not given_up or len(found.token_ids) == max_tokens:
-                    return found
-                await trio.sleep(BACKOFF)
+        until = trio.current_time() + self._deadline  # each request has the same for itself
+        while trio.current_time() < until:
+            answer = await self._generate(
+                prompt_ids + found.token_ids,
+                {
+                    "temperature": self.sampling.temperature,
+                    "max_tokens": max_tokens - len(found.token_ids),
+                    "logprobs": 0,  # the sampled token's own, no alternatives
+                    "stop_token_ids": sorted(self._stop_token_ids),
+                    "ignore_eos": True,  # generation_config.json may name other stop tokens than ours
+                },
+            )
+            given_up, part = _checked(
+                answer,
+                self._url,
+                stop_token_ids=self._stop_token_ids,
+                max_tokens=max_tokens - len(found.token_ids),
+            )
+            found = _joined(found, part)
+            if not given_up or len(found.token_ids) == max_tokens:
+                return found
+            await trio.sleep(BACKOFF)
         raise PolicyError(
             f"{self._url} did not finish a completion within {self._deadline:g} s: it gives it up each time"
         )

@@ -89,6 +89,7 @@ class Rollouts:
         rollout, began = self._plan.config.rollout, trio.current_time()
         self._board = self._screen.begins("rollout", rollout.tasks_per_step * rollout.group_size)
         while (batch := self._pool.batch()) is None:
+            self._tell()  # what was found too stale has made room for others
             await self._changed.wait()
         assert batch.step == step
         batch = batch.model_copy(update={"seconds": trio.current_time() - began})
