@@ -30,7 +30,7 @@ class End(StrEnum):
     POLICY_ERROR = "policy_error"
     GRADER_ERROR = "grader_error"
     INTERNAL_ERROR = "internal_error"
-    """A fault of this package."""
+    """A fault of this package, or of the process that it runs in."""
 
     @property
     def is_infrastructure(self) -> bool:

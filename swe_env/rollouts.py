@@ -9,41 +9,43 @@ finished; the members that are missing are played by whatever is served then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Protocol
 
 import trio
 
-from agents.policy import Policy
-from swe_env.episode import Episode, run_episode
-from swe_env.grade_once import GradedOnce
+from swe_env.episode import Episode
 from swe_env.pool import Group, Pool
-from swe_env.rundir import RunError, RunSpec, write_atomic
-from swe_env.runner import Job, Watch, Watcher, run_jobs
-from swe_env.sources import digest
+from swe_env.rundir import RunDir, RunError, write_atomic
+from swe_env.runner import Watcher
 from swe_env.train_dir import TrainDir
-from swe_env.train_plan import TrainPlan, task_of
+from swe_env.train_plan import TrainPlan, run_spec, task_of
 from swe_env.train_screen import Screen
 from swe_env.training import Penalty
-from swe_env.workspace import Workspaces
+
+
+class Plays(Protocol):
+    """Whoever has episodes played: :class:`swe_env.workers.Workers`."""
+
+    async def play(
+        self, rundir: RunDir, names: Sequence[str], watcher: Watcher, *, task: int, group: str = ""
+    ) -> None:
+        """Play the episodes of these names, of the task at this index, into `rundir`."""
+        ...
 
 
 class Rollouts:
-    """The groups of one training. :meth:`run` plays them, :meth:`batch` hands them out."""
+    """The groups of one training. :meth:`run` has them played, :meth:`batch` hands them out."""
 
-    def __init__(
-        self, plan: TrainPlan, where: TrainDir, screen: Screen, policy: Policy, workspaces: Workspaces
-    ) -> None:
+    def __init__(self, plan: TrainPlan, where: TrainDir, screen: Screen, workers: Plays) -> None:
         rollout = plan.config.rollout
+        self.version: int | None = None
+        """Of the weights that play; None while nobody is to."""
         self._plan = plan
         self._where = where
         self._screen = screen
-        self._policy = policy
-        self._workspaces = workspaces
-        self._places = trio.CapacityLimiter(rollout.concurrency)
-        self._members = 0
-        """Episodes that are begun and not ended."""
-        self._version: int | None = None
-        """Of the weights that are served."""
+        self._workers = workers
+        self._left: dict[int, int] = {}
+        """Of each group that is being played, the episodes that have not ended."""
         self._changed = trio.Event()
         self._board: Watcher | None = None
         self._lost = 0
@@ -66,12 +68,12 @@ class Rollouts:
         """By a process before this one, and not finished."""
 
     def serves(self, version: int) -> None:
-        """These weights are served from now on."""
-        self._version = version
+        """These weights play from now on."""
+        self.version = version
         self._tell()
 
     async def run(self) -> None:
-        """Play groups until cancelled. Raises `RunError`: infrastructure ends them all, a disk is full."""
+        """Have groups played until cancelled. Raises `RunError`: infrastructure ends all, a disk is full."""
         async with trio.open_nursery() as nursery:
             while True:
                 while self._may_begin():
@@ -80,7 +82,7 @@ class Rollouts:
                     else:
                         number, self._next = self._next, self._next + 1
                         self._pool.begin(number)
-                    self._members += self._plan.config.rollout.group_size
+                    self._left[number] = self._plan.config.rollout.group_size
                     nursery.start_soon(self._play, number)
                 await self._changed.wait()
 
@@ -97,27 +99,12 @@ class Rollouts:
         write_atomic(self._where.batch(step), batch.model_dump_json().encode())
         self._tell()
 
-    def stage(self, job_id: str, stage: str) -> None:
-        """As a :class:`Watcher` of the groups."""
-        if self._board is not None:
-            self._board.stage(job_id, stage)
-
-    def done(self, episode: Episode, *, will_retry: bool) -> None:
-        """As a :class:`Watcher` of the groups."""
-        if self._board is not None:
-            self._board.done(episode, will_retry=will_retry)
-        if not will_retry:
-            self._members -= 1
-            self._tell()
-
     def _may_begin(self) -> bool:
-        rollout = self._plan.config.rollout
-        if self._version is None or (
-            self._members and self._members + rollout.group_size > rollout.concurrency
-        ):
+        rollout, members = self._plan.config.rollout, sum(self._left.values())
+        if self.version is None or (members and members + rollout.group_size > rollout.concurrency):
             return False
         may = self._pool.may_go_on if self._begun else self._pool.may_begin
-        return may(self._version)
+        return may(self.version)
 
     def _tell(self) -> None:
         """Wake whoever waits for something to change."""
@@ -125,39 +112,18 @@ class Rollouts:
         self._changed = trio.Event()
 
     async def _play(self, number: int) -> None:
-        plan, rundir, grader = self._plan, self._where.group(number), GradedOnce()
-        task, rollout = task_of(number, plan), plan.config.rollout
-        rundir.begin(
-            RunSpec(
-                policy="vllm",
-                tasks_sha256=digest([task]),
-                prompts_sha256=plan.prompts.sha256,
-                tokenizer_sha256=plan.chat.tokenizer.sha256,
-                budget=rollout.budget.model_dump(),
-                version="",  # every token has its own
-            )
-        )
+        plan, rundir = self._plan, self._where.group(number)
+        index, rollout = task_of(number, plan), plan.config.rollout
+        task = plan.tasks[index]
+        rundir.begin(run_spec(plan, [task], version=""))
         finished = await trio.to_thread.run_sync(rundir.finished)
-
-        async def attempt(name: str, watch: Watch) -> Episode:
-            return await run_episode(
-                task,
-                self._policy,
-                chat=plan.chat,
-                workspaces=self._workspaces,
-                prompts=plan.prompts,
-                budget=rollout.budget,
-                grader=grader,
-                episode_id=name,
-                group_id=f"{task.id}/{number}",
-                watch=watch,
-            )
-
         names = [f"{task.id}--{number}.{member}" for member in range(rollout.group_size)]
         missing = [name for name in names if name not in finished]
-        self._members -= len(names) - len(missing)
-        jobs = [Job(name, partial(attempt, name)) for name in missing]
-        await run_jobs(jobs, rundir, self, concurrency=self._places, retries=rollout.retries)
+        self._left[number] = len(missing)
+        if missing:
+            watcher = _Member(self, number)
+            await self._workers.play(rundir, missing, watcher, task=index, group=f"{task.id}/{number}")
+        del self._left[number]
         episodes = await trio.to_thread.run_sync(rundir.episodes)
         group = summary(number, episodes, plan.config.advantage)
         self._refuse_if_all_are_lost(group, episodes)
@@ -166,6 +132,19 @@ class Rollouts:
         self._pool.end(group)
         self._tell()
 
+    def hears(self, number: int, episode: Episode, *, will_retry: bool) -> None:
+        """An attempt at an episode of a group ended."""
+        if self._board is not None:
+            self._board.done(episode, will_retry=will_retry)
+        if not will_retry:
+            self._left[number] -= 1
+            self._tell()
+
+    def sees(self, job_id: str, stage: str) -> None:
+        """An episode entered a stage."""
+        if self._board is not None:
+            self._board.stage(job_id, stage)
+
     def _refuse_if_all_are_lost(self, group: Group, episodes: Sequence[Episode]) -> None:
         self._lost = 0 if group.valid else self._lost + 1
         if self._lost >= self._plan.config.rollout.tasks_per_step:
@@ -173,6 +152,20 @@ class Rollouts:
                 f"all episodes of {self._lost} groups were lost, the last by: {episodes[0].error}; "
                 "the same command tries again"
             )
+
+
+class _Member:
+    """A :class:`~swe_env.runner.Watcher` of the members of a group."""
+
+    def __init__(self, rollouts: Rollouts, number: int) -> None:
+        self._rollouts = rollouts
+        self._number = number
+
+    def stage(self, job_id: str, stage: str) -> None:
+        self._rollouts.sees(job_id, stage)
+
+    def done(self, episode: Episode, *, will_retry: bool) -> None:
+        self._rollouts.hears(self._number, episode, will_retry=will_retry)
 
 
 def summary(number: int, episodes: Sequence[Episode], penalty: Penalty) -> Group:

@@ -135,14 +135,15 @@ class RunDir:
         file = self.episodes_path / episode_id / "test_output.txt"
         return file.read_bytes() if file.exists() else b""
 
-    def finished(self) -> set[str]:
-        """Ids of the episodes that need not be run again."""
-        return {episode.id for episode in self.episodes() if not episode.end.is_infrastructure}
+    def finished(self, among: Collection[str] | None = None) -> set[str]:
+        """Ids of the episodes (of these, or of all) that need not be run again."""
+        return {episode.id for episode in self.episodes(among) if not episode.end.is_infrastructure}
 
-    def episodes(self) -> list[Episode]:
-        """All episodes kept, by id. Raises :class:`RunError` for one that cannot be read."""
+    def episodes(self, among: Collection[str] | None = None) -> list[Episode]:
+        """All episodes kept (or those of these ids), by id. Raises `RunError` for an unreadable one."""
         found: list[Episode] = []
-        for directory in sorted(self.episodes_path.glob("[!.]*")):
+        every = self.episodes_path.glob("[!.]*") if among is None else map(self.episodes_path.joinpath, among)
+        for directory in sorted(path for path in every if path.exists()):
             try:
                 episode = Episode.model_validate_json((directory / "episode.json").read_bytes())
                 found.append(episode.model_copy(update={"patch": (directory / "patch.diff").read_bytes()}))

@@ -2,7 +2,7 @@
 
 Each episode is a task of its own in one nursery, so a stuck one holds nothing but its own place. An
 episode that infrastructure ended is tried again a bounded number of times; what is kept is the last
-attempt, and it is never a reward.
+attempt, and it is never a reward. So it is with one whose clock ran out while this process stood still.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 import trio
 
+from agents.loop import End
 from swe_env.episode import Episode
 from swe_env.rundir import RunDir
 
@@ -56,15 +57,23 @@ async def run_jobs(
     keeps every finished episode. Raises `RunError` when the run directory cannot be written.
     """
     places = trio.CapacityLimiter(concurrency) if isinstance(concurrency, int) else concurrency
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(_do, job, rundir, watcher, places, retries)
+    async with trio.open_nursery() as around:
+        pulse = Pulse()
+        around.start_soon(pulse.run)
+        async with trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(_do, job, rundir, watcher, places, retries, pulse)
+        around.cancel_scope.cancel()
 
 
-async def _do(job: Job, rundir: RunDir, watcher: Watcher, places: trio.CapacityLimiter, retries: int) -> None:
+async def _do(
+    job: Job, rundir: RunDir, watcher: Watcher, places: trio.CapacityLimiter, retries: int, pulse: Pulse
+) -> None:
     for attempt in range(retries + 1):
         async with places:
+            before = pulse.stood_still
             episode = await job.attempt(lambda stage: watcher.stage(job.id, stage))
+            episode = unless_it_stood_still(episode, pulse.stood_still - before)
         will_retry = episode.end.is_infrastructure and attempt < retries
         if not will_retry:
             await trio.to_thread.run_sync(rundir.save, episode)
@@ -72,3 +81,33 @@ async def _do(job: Job, rundir: RunDir, watcher: Watcher, places: trio.CapacityL
         if not will_retry:
             return
         await trio.sleep(2.0**attempt)
+
+
+class Pulse:
+    """Notices when this process did not run: it was stopped, or its machine slept."""
+
+    stood_still: float = 0.0
+    """For so long in all [s]."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            before = trio.current_time()
+            await trio.sleep(BEAT)
+            late = trio.current_time() - before - BEAT
+            if late > LATE:
+                self.stood_still += late
+
+
+BEAT = 0.5
+"""Between two beats of a pulse [s]."""
+LATE = 2.0
+"""What is later than by this was stopped; a busy process is late by less [s]."""
+
+
+def unless_it_stood_still(episode: Episode, seconds: float) -> Episode:
+    """The episode, without its reward if its clock ran out and this process stood still for these seconds."""
+    if episode.end is not End.TIME_LIMIT or not seconds:
+        return episode
+    error = f"its clock ran out while this process stood still for {seconds:.0f} s (it was stopped)"
+    return episode.model_copy(update={"end": End.INTERNAL_ERROR, "error": error, "reward": None})

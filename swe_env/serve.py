@@ -40,6 +40,10 @@ class ServerFailed(Exception):
     """vLLM did not start, or died. One line: cause, and the log or the cure."""
 
 
+class ServerKilled(ServerFailed):
+    """A signal ended it, which is nothing that it did: it can be started again."""
+
+
 class Server:
     """A running vLLM server."""
 
@@ -58,7 +62,10 @@ class Server:
         code = self._process.poll()
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            raise ServerFailed(f"vLLM ended ({how}): {last_words(self.log_path)}; log: {self.log_path}")
+            killed = code == -signal.SIGKILL  # it has no last words then
+            why = "most likely for want of memory" if killed else last_words(self.log_path)
+            kind = ServerKilled if code < 0 else ServerFailed
+            raise kind(f"vLLM ended ({how}): {why}; log: {self.log_path}")
 
 
 @asynccontextmanager

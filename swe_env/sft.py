@@ -16,8 +16,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents.tokenizer import TextTokenizer, TokenizerError
+from swe_env.child import child
 from swe_env.rundir import RunError, draft_of
-from swe_env.trainer_process import trainer_process
 from swe_env.where import parse_where
 
 
@@ -102,10 +102,10 @@ async def train(config: SftConfig, show: Callable[[Progress], None]) -> None:
     Raises :class:`RunError` with the reason if it fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        asked, errors = Path(scratch) / "sft.json", Path(scratch) / "errors"
+        asked, errors = Path(scratch) / "sft.json", Path(scratch) / "training.log"
         asked.write_text(config.model_dump_json())
         try:
-            async with trainer_process("trainer.sft", asked, errors=errors) as process:
+            async with child("trainer.sft", asked, errors=errors) as process:
                 while (line := await process.line()) is not None:
                     with suppress(ValidationError):  # what a library prints is not for us
                         show(Progress.model_validate_json(line))

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from rich.console import Console
 from rich.table import Table
 
+from swe_env.child import child
 from swe_env.display import console
 from swe_env.rundir import RunError, write_atomic
-from swe_env.trainer_process import trainer_process
 
 Kind = Literal["ipo", "icepop", "dppo", "unmasked"]
 
@@ -108,9 +108,9 @@ async def measure(config: StabilityConfig, show: Callable[[Step], None]) -> list
     """Train them all. Cancellation ends it. Raises :class:`RunError`."""
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as scratch:
-        asked, errors = Path(scratch) / "stability.json", Path(scratch) / "errors"
+        asked, errors = Path(scratch) / "stability.json", Path(scratch) / "training.log"
         asked.write_text(config.model_dump_json())
-        async with trainer_process("trainer.stability", asked, errors=errors) as process:
+        async with child("trainer.stability", asked, errors=errors) as process:
             while (line := await process.line()) is not None:
                 with suppress(ValidationError):
                     show(Step.model_validate_json(line))

@@ -67,15 +67,18 @@ def guard(work: Callable[[], T]) -> T:
     """Turn expected errors into one line and exit code 2."""
     try:
         return work()
-    except EXPECTED as error:
-        message = str(error)
-    except BaseExceptionGroup as group:
-        expected, rest = group.split(EXPECTED)
-        if rest is not None or expected is None:
-            raise
-        leaf: BaseException = expected
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        message = str(leaf)
-    typer.echo(f"swe-env: {message}", err=True)
-    raise typer.Exit(2)
+    except Exception as error:
+        typer.echo(f"swe-env: {reason(error)}", err=True)
+        raise typer.Exit(2) from None
+
+
+def reason(error: BaseException) -> str:
+    """What an expected error says, the first of a group; anything else is raised again."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        if group.split(EXPECTED)[1] is not None:
+            raise error
+        return reason(group.exceptions[0])
+    if not isinstance(error, EXPECTED):
+        raise error
+    return str(error)

@@ -1,20 +1,19 @@
 """`swe-env train`: roll out, learn, publish, again; and look at held-out tasks as it goes.
 
-Three processes: this one, which plays episodes and supervises; the vLLM server; the trainer. What they
-share is the run directory (:mod:`swe_env.train_dir`). Episodes are played all the while, as far ahead of the
-trainer as `async.max_off_policy_steps` allows (:mod:`swe_env.rollouts`); with 0, step N learns from episodes
-that version N played, all of them and nothing else.
+This process supervises the others: vLLM servers (:mod:`swe_env.servers`), workers that play
+(:mod:`swe_env.workers`), the trainer. Each of them may be killed, and is started again; what they share is
+the run directory (:mod:`swe_env.train_dir`). Episodes are played all the while, as far ahead of the trainer
+as `async.max_off_policy_steps` allows (:mod:`swe_env.rollouts`); with 0, step N learns from episodes that
+version N played, all of them and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import shlex
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,30 +21,22 @@ from typing import TypeVar
 import trio
 from pydantic import BaseModel, ValidationError
 
-from agents.policy import Sampling
-from agents.vllm import VllmPolicy, check
-from agents.weights import update_weights
-from sandboxes.backends import connect
+from agents.vllm import VllmPolicy
 from sandboxes.protocol import Say
+from swe_env.child import Child, Killed, child
 from swe_env.cold_start import first_weights
-from swe_env.episode import Episode, run_episode
-from swe_env.grade_once import GradedOnce
-from swe_env.images import workspaces_for
-from swe_env.probe import Mismatch, compare, sample_streams
-from swe_env.request import RunRequest
+from swe_env.probe import Mismatch, sample_streams
+from swe_env.restarts import Restarts
 from swe_env.rollouts import Rollouts
-from swe_env.rundir import RunDir, RunError, RunSpec, write_atomic
-from swe_env.runner import Job, Watch, run_jobs
-from swe_env.serve import UPDATABLE, Server, serve, serve_command
-from swe_env.sources import digest
+from swe_env.rundir import RunDir, RunError, write_atomic
+from swe_env.serve import UPDATABLE, serve_command
+from swe_env.servers import FleetOfServers
 from swe_env.trackers import tracked
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
-from swe_env.train_plan import TrainPlan, make_train_plan
+from swe_env.train_plan import TrainPlan, make_train_plan, run_spec
 from swe_env.train_screen import Screen
-from swe_env.trainer_process import TrainerProcess, trainer_process
 from swe_env.training import TrainConfig
-from swe_env.workspace import Workspaces
-from tasks.model import Task
+from swe_env.workers import Workers
 
 Line = TypeVar("Line", bound=BaseModel)
 
@@ -79,6 +70,7 @@ def describe(config: TrainConfig, out: Path) -> list[str]:
         extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
     )
     trainer = [sys.executable, "-m", "trainer.rl", str(where.path / "trainer.json")]
+    worker = [sys.executable, "-m", "swe_env.rollout_worker", str(where.path / "worker.json")]
     demonstrations = sum(map(len, plan.demonstrated.values()))
     rollout, most = config.rollout, config.asynchronous.max_off_policy_steps
     return [
@@ -88,9 +80,13 @@ def describe(config: TrainConfig, out: Path) -> list[str]:
         f"held out: {len(plan.held_out)} tasks, every {config.evaluation.every} steps"
         if config.evaluation
         else "held out: none",
-        f"server: {_shell(config.server.environment, server)}",
+        *(
+            f"server {index}: {_shell(config.server.environment | own, server)}"
+            for index, own in enumerate(config.server.replicas)
+        ),
+        *(f"worker {index}: {_shell({}, worker)}" for index in range(rollout.workers)),
         f"trainer, {config.trainer.ranks} ranks: {_shell(config.trainer.environment, trainer)}",
-        f"episodes: {rollout.concurrency} at once, in this process, sandboxes by {config.sandbox}",
+        f"episodes: {rollout.concurrency} at once, sandboxes by {config.sandbox}",
     ]
 
 
@@ -100,59 +96,21 @@ def _shell(environment: dict[str, str], command: list[str]) -> str:
 
 @asynccontextmanager
 async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say) -> AsyncGenerator[Loop]:
-    config = plan.config
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            serve(
-                where.weights(0),
-                log_path=where.path / "vllm.log",
-                dtype=config.server.dtype,
-                max_model_len=config.rollout.budget.context_tokens,
-                extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
-                environment=config.server.environment,
-                timeout=config.server.start_seconds,
-                say=say,
-            )
-        )
-        await check(server.url, sampling=config.rollout.sampling)
-        engine = await stack.enter_async_context(
-            connect(config.sandbox, run_id=secrets.token_hex(6), say=say)
-        )
-        request = RunRequest(tasks="", policy="vllm", out=where.path)
-        workspaces = await stack.enter_async_context(
-            workspaces_for([*plan.tasks, *plan.held_out], request, engine, say)
-        )
-
-        async def connected(sampling: Sampling) -> VllmPolicy:
-            return await stack.enter_async_context(
-                VllmPolicy.connect(server.url, sampling=sampling, stop_token_ids=plan.chat.stop_token_ids)
-            )
-
-        policy = await connected(config.rollout.sampling)
-        held_out = await connected(config.evaluation.sampling) if config.evaluation else policy
-        await _choose_streams(plan, where, policy)
-        asked = where.path / "trainer.json"
-        told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
-        if config.server.publish == "nccl":
-            told["server"] = server.url
-        write_atomic(asked, json.dumps(told).encode())
-        process = await stack.enter_async_context(
-            trainer_process(
-                "trainer.rl",
-                asked,
-                errors=where.path / "trainer.log",
-                environment=config.trainer.environment,
-            )
-        )
-        rollouts = Rollouts(plan, where, screen, policy, workspaces)
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(_watch, server)
+    """All but the trainer, which the loop starts."""
+    restarts = Restarts(say)
+    workers = Workers(plan.config, where, restarts, say)
+    servers = FleetOfServers(plan, where, restarts, say, workers.become)
+    rollouts = Rollouts(plan, where, screen, workers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(workers.run)
+        nursery.start_soon(servers.run)
+        await _choose_streams(plan, where, (await servers.urls())[0])
         nursery.start_soon(rollouts.run)
-        yield Loop(plan, where, screen, server, process, policy, held_out, workspaces, rollouts)
+        yield Loop(plan, where, screen, servers, workers, rollouts, restarts)
         nursery.cancel_scope.cancel()
 
 
-async def _choose_streams(plan: TrainPlan, where: TrainDir, policy: VllmPolicy) -> None:
+async def _choose_streams(plan: TrainPlan, where: TrainDir, url: str) -> None:
     if where.streams.exists():
         return
     where.streams.parent.mkdir(exist_ok=True)
@@ -161,99 +119,130 @@ async def _choose_streams(plan: TrainPlan, where: TrainDir, policy: VllmPolicy) 
         plan.chat.start(plan.prompts.opening(workdir=view.workdir, problem_statement=view.problem_statement))
         for view in views[:8]
     ]
-    write_atomic(where.streams, json.dumps(await sample_streams(policy, prompts)).encode())
+    sampling, stop = plan.config.rollout.sampling, plan.chat.stop_token_ids
+    async with VllmPolicy.connect(url, sampling=sampling, stop_token_ids=stop) as policy:
+        write_atomic(where.streams, json.dumps(await sample_streams(policy, prompts)).encode())
 
 
-async def _watch(server: Server) -> None:
-    while True:
-        server.check_alive()
-        await trio.sleep(0.5)
-
-
-@dataclass
 class Loop:
-    """The steps of a training whose processes are up."""
+    """The steps of a training whose servers and workers are up."""
 
-    plan: TrainPlan
-    where: TrainDir
-    screen: Screen
-    server: Server
-    trainer: TrainerProcess
-    policy: VllmPolicy
-    held_out: VllmPolicy
-    workspaces: Workspaces
-    rollouts: Rollouts
-    served: int = 0
-    """Version of the weights in the server."""
-    mismatch: Mismatch | None = None
-    """Of those weights; None until they are compared."""
-    publish_seconds: float = 0.0
+    def __init__(
+        self,
+        plan: TrainPlan,
+        where: TrainDir,
+        screen: Screen,
+        servers: FleetOfServers,
+        workers: Workers,
+        rollouts: Rollouts,
+        restarts: Restarts,
+    ) -> None:
+        self._plan = plan
+        self._where = where
+        self._screen = screen
+        self._servers = servers
+        self._workers = workers
+        self._rollouts = rollouts
+        self._restarts = restarts
+        self._publish_seconds = 0.0
 
     async def run(self) -> None:
-        """All steps that are left."""
-        config, rows = self.plan.config, self.where.rows()
+        """All steps that are left. A trainer that is killed goes on from its newest checkpoint."""
+        config, where = self._plan.config, self._where
+        asked = where.path / "trainer.json"
+        told = {"config": config.model_dump(mode="json"), "directory": str(where.path)}
+        if config.server.publish == "nccl":
+            told["server"] = (await self._servers.urls())[0]
+        write_atomic(asked, json.dumps(told).encode())
+        while True:
+            try:
+                async with child(
+                    "trainer.rl",
+                    asked,
+                    errors=where.path / "trainer.log",
+                    environment=config.trainer.environment,
+                ) as trainer:
+                    return await self._steps(trainer)
+            except Killed as error:
+                if config.server.publish == "nccl":
+                    raise  # the server would have to meet the new one: the same command starts both anew
+                self._restarts.again("trainer", error)
+
+    async def _steps(self, trainer: Child) -> None:
+        config, where, rows = self._plan.config, self._where, self._where.rows()
         done = {row.step for row in rows if isinstance(row, StepRow)}
         evaluated = {row.step: row.solved for row in rows if isinstance(row, EvaluationRow)}
-        first = (await self._told(Ready)).ready
-        await self._publish(first)
+        first = (await self._told(trainer, Ready)).ready
         for step in range(first, config.steps + 1):
             if config.is_evaluated(step) and step not in evaluated:
                 await self._publish(step)
                 evaluated[step] = await self._evaluate(step)
             if step == config.steps:
                 break
-            if not self.where.batch(step).exists():
+            if not where.batch(step).exists():
                 await self._publish(step)
-                await self.rollouts.batch(step)
-            row = await self._told(StepRow)
-            mismatch = await self._publish(step + 1)
-            best = max(evaluated, key=evaluated.__getitem__, default=0)
-            await trio.to_thread.run_sync(partial(self.where.remove_weights, but={0, best, step, step + 1}))
-            seconds = self.where.read_batch(step).seconds
-            measured = {"rollout_seconds": seconds, "publish_seconds": self.publish_seconds}
-            if mismatch is not None:
+                await self._rollouts.batch(step)
+            row = await self._told(trainer, StepRow)
+            measured: dict[str, float] = {"rollout_seconds": where.read_batch(step).seconds}
+            if not where.batch(
+                step + 1
+            ).exists():  # else the next step is taken again, and nobody plays for it
+                mismatch = await self._publish(step + 1)
                 measured |= {"mismatch": mismatch.mean, "mismatch_max": mismatch.largest}
+                measured["publish_seconds"] = self._publish_seconds
+            best = max(evaluated, key=evaluated.__getitem__, default=0)
+            needed = {0, best, step, step + 1, self._servers.version}
+            await trio.to_thread.run_sync(partial(where.remove_weights, but=needed))
             row = row.model_copy(update=measured)
             if step not in done:
-                self.where.add(row)
-            self.screen.row(row, config.steps)
-        while await self.trainer.line() is not None:  # its last checkpoint
+                where.add(row)
+            self._screen.row(row, config.steps)
+            self._restarts.step_is_done()
+        while await trainer.line() is not None:  # its last checkpoint
             pass
 
-    async def _told(self, what: type[Line]) -> Line:
+    async def _told(self, trainer: Child, what: type[Line]) -> Line:
         """The trainer's next line of that kind."""
-        while (line := await self.trainer.line()) is not None:
+        while (line := await trainer.line()) is not None:
             with suppress(ValidationError):  # what a library prints is not for us
                 return what.model_validate_json(line)
-        raise RunError(f"the trainer ended early: see {self.where.path / 'trainer.log'}")
+        raise RunError(f"the trainer ended early: see {self._where.path / 'trainer.log'}")
 
-    async def _publish(self, version: int) -> Mismatch | None:
-        """See to it that the server has the weights of `version`, and that trainer and server agree.
-
-        None where nobody is to play with them: by NCCL, the trainer does not send those.
-        """
-        began, where, server = trio.current_time(), self.where, self.plan.config.server
-        if server.publish == "nccl" and where.batch(version).exists():
-            return None
-        if version != self.served:
-            self.mismatch = None
-            if server.publish == "disk":  # by NCCL the trainer has sent them
-                await update_weights(
-                    self.server.url, where.weights(version), version=version, deadline=server.update_seconds
-                )
-            self.served = version
-        if self.mismatch is None:
-            streams, said = (json.loads(file.read_text()) for file in (where.streams, where.probe(version)))
-            self.mismatch = await compare(self.policy, streams, said, limit=server.mismatch)
-            self.publish_seconds = trio.current_time() - began
-        self.rollouts.serves(version)
-        return self.mismatch
+    async def _publish(self, version: int) -> Mismatch:
+        """See to it that the servers have the weights of `version`, and that they agree with the trainer."""
+        began = trio.current_time()
+        mismatch = await self._servers.publish(version)
+        if self._rollouts.version != version:
+            self._publish_seconds = trio.current_time() - began
+            self._rollouts.serves(version)
+        return mismatch
 
     async def _evaluate(self, version: int) -> float:
-        began, evaluation = trio.current_time(), self.plan.config.evaluation
+        """Mean reward of `version` over the held-out tasks. Raises `RunError` if none has a verdict."""
+        began, evaluation, tasks = trio.current_time(), self._plan.config.evaluation, self._plan.held_out
         assert evaluation is not None
-        episodes = await self._play(evaluation.n, self.where.evaluation(version), version)
+        rundir = self._where.evaluation(version)
+        rundir.begin(run_spec(self._plan, tasks, version=str(version)))
+        finished = await trio.to_thread.run_sync(rundir.finished)
+        wanted = [(index, f"{task.id}--{n}") for index, task in enumerate(tasks) for n in range(evaluation.n)]
+        missing = [(index, name) for index, name in wanted if name not in finished]
+        watcher = self._screen.begins("evaluation", len(missing))
+        places = trio.CapacityLimiter(self._plan.config.rollout.concurrency)
+
+        async def play(index: int, name: str) -> None:
+            async with places:
+                await self._workers.play(rundir, [name], watcher, task=index)
+
+        async with trio.open_nursery() as nursery:
+            for index, name in missing:
+                nursery.start_soon(play, index, name)
+        episodes = await trio.to_thread.run_sync(rundir.episodes)
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
+        if not rewards:
+            raise RunError(
+                f"all {len(episodes)} episodes of this evaluation were lost, the first by: "
+                f"{episodes[0].error}; the same command tries again"
+            )
         row = EvaluationRow(
             step=version,
             solved=sum(rewards) / len(rewards),
@@ -261,50 +250,6 @@ class Loop:
             invalid=len(episodes) - len(rewards),
             seconds=trio.current_time() - began,
         )
-        self.where.add(row)
-        self.screen.row(row, self.plan.config.steps)
+        self._where.add(row)
+        self._screen.row(row, self._plan.config.steps)
         return row.solved
-
-    async def _play(self, n: int, rundir: RunDir, version: int) -> list[Episode]:
-        """`n` episodes a held-out task; those in `rundir` already are not played again.
-
-        Raises `RunError` if infrastructure ended all of them.
-        """
-        plan, grader, tasks = self.plan, GradedOnce(), self.plan.held_out
-        rundir.begin(
-            RunSpec(
-                policy="vllm",
-                tasks_sha256=digest(tasks),
-                prompts_sha256=plan.prompts.sha256,
-                tokenizer_sha256=plan.chat.tokenizer.sha256,
-                budget=plan.config.rollout.budget.model_dump(),
-                version=str(version),
-            )
-        )
-        finished = rundir.finished()
-
-        async def attempt(name: str, task: Task, watch: Watch) -> Episode:
-            return await run_episode(
-                task,
-                self.held_out,
-                chat=plan.chat,
-                workspaces=self.workspaces,
-                prompts=plan.prompts,
-                budget=plan.config.rollout.budget,
-                grader=grader,
-                episode_id=name,
-                watch=watch,
-            )
-
-        wanted = [(f"{task.id}--{number}", task) for task in tasks for number in range(n)]
-        jobs = [Job(name, partial(attempt, name, task)) for name, task in wanted if name not in finished]
-        watcher = self.screen.begins("evaluation", len(jobs))
-        rollout = plan.config.rollout
-        await run_jobs(jobs, rundir, watcher, concurrency=rollout.concurrency, retries=rollout.retries)
-        episodes = await trio.to_thread.run_sync(rundir.episodes)
-        if all(episode.reward is None for episode in episodes):
-            raise RunError(
-                f"all {len(episodes)} episodes of this evaluation were lost, the first by: "
-                f"{episodes[0].error}; the same command tries again"
-            )
-        return episodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from agents.chat import Chat, load_chat
 from agents.prompts import Prompts, load_prompts
 from swe_env.demonstrations import can_demonstrate
 from swe_env.plan import TINY_GLM
-from swe_env.rundir import RunError
+from swe_env.rundir import RunError, RunSpec
 from swe_env.serve import runs_on_cpu
-from swe_env.sources import find_tasks
+from swe_env.sources import digest, find_tasks
 from swe_env.training import TrainConfig
 from tasks.model import Task
 
@@ -70,9 +71,21 @@ def _demonstrated(config: TrainConfig) -> dict[str, list[Task]]:
     return {"gold": shuffled[idle:], "noop": shuffled[:idle]}
 
 
-def task_of(group: int, plan: TrainPlan) -> Task:
-    """The task of one group: the next of an order that is shuffled anew when none is left of it."""
+def task_of(group: int, plan: TrainPlan) -> int:
+    """Index of the task of one group: the next of an order that is shuffled anew when none is left of it."""
     around, index = divmod(group, len(plan.tasks))
     order = list(range(len(plan.tasks)))
     random.Random(f"{plan.config.seed}/{around}").shuffle(order)
-    return plan.tasks[order[index]]
+    return order[index]
+
+
+def run_spec(plan: TrainPlan, tasks: Sequence[Task], *, version: str) -> RunSpec:
+    """Of the episodes of these tasks that a training plays; `version` "" where every token has its own."""
+    return RunSpec(
+        policy="vllm",
+        tasks_sha256=digest(tasks),
+        prompts_sha256=plan.prompts.sha256,
+        tokenizer_sha256=plan.chat.tokenizer.sha256,
+        budget=plan.config.rollout.budget.model_dump(),
+        version=version,
+    )

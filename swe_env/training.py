@@ -106,6 +106,8 @@ class RolloutConfig(_Config):
     """Episodes a task and step: what advantages are relative to."""
     concurrency: int = Field(default=8, ge=1)
     """Episodes at once."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that play them: one has a core's worth of work with some hundreds at once."""
     replace_without_spread: bool = True
     """Play another group for one whose members all did equally well: every step learns from `tasks_per_step`
     groups. Else such a group is left out of its step, and a step costs the same however much is solved."""
@@ -138,12 +140,14 @@ class EvaluationConfig(_Config):
 
 
 class ServerConfig(_Config):
-    """The vLLM server that is started here."""
+    """The vLLM servers that are started here."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: float32 on CPU, the model's own on a GPU."""
     environment: dict[str, str] = {}
-    """Variables of its process: CUDA_VISIBLE_DEVICES says which GPUs are the server's."""
+    """Variables of their processes."""
+    replicas: list[dict[str, str]] = Field(default=[{}], min_length=1)
+    """One server each, by the variables that are its own: CUDA_VISIBLE_DEVICES says which GPUs it has."""
     arguments: list[str] = []
     """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
     publish: Literal["disk", "nccl"] = "disk"
@@ -155,6 +159,12 @@ class ServerConfig(_Config):
     mismatch: float = Field(default=1e-4, gt=0)
     """Largest difference of a logprob between trainer and server, mean over tokens, with which training goes
     on [nats]. In float32 it is rounding; in bfloat16 allow what the first comparison of a run reports."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServerConfig:
+        if self.publish == "nccl" and len(self.replicas) > 1:
+            raise ValueError("publish is nccl, which reaches one server: take disk, or one of replicas")
+        return self
 
 
 class LoraConfig(_Config):

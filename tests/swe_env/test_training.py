@@ -102,11 +102,11 @@ def test_a_share_of_the_demonstrations_is_by_somebody_who_submits_at_once(tmp_pa
 
 def test_each_round_takes_every_task_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
     plan = make_train_plan(read(tmp_path, ASKED))
-    groups = [task_of(group, plan).id for group in range(20)]
+    groups = [plan.tasks[task_of(group, plan)].id for group in range(20)]
     assert len(set(groups[:10])) == len(set(groups[10:])) == 10
     assert groups[:10] != groups[10:]
     other = make_train_plan(read(tmp_path, ASKED, seed=1))
-    assert groups != [task_of(group, other).id for group in range(20)]
+    assert groups != [other.tasks[task_of(group, other)].id for group in range(20)]
 
 
 def test_a_dry_run_says_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A process that trains, as the one sees it that started it."""
+"""A process of ours, as the one sees it that started it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from pydantic import BaseModel
 
+from swe_env.child import Child, Killed, child
 from swe_env.rundir import RunError
-from swe_env.trainer_process import TrainerProcess, trainer_process
 
 MODULES = {
     "speaks": "print('one', flush=True); print('two')",
@@ -19,6 +20,7 @@ MODULES = {
     "waits": "import time; print('one', flush=True); time.sleep(600)",
     "ignores": "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "print('one', flush=True); time.sleep(600)",
+    "echoes": "import sys\nfor line in sys.stdin: print(line, end='', flush=True)",
     "tells": "import os, sys; print(os.environ['OF_THE_CALLER'], sys.argv[1])",
 }
 
@@ -30,19 +32,15 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def in_process(
-    tmp_path: Path, module: str, body: Callable[[TrainerProcess], Awaitable[None]], **more: str
-) -> float:
+def in_process(tmp_path: Path, module: str, body: Callable[[Child], Awaitable[None]], **more: str) -> float:
     """Seconds from the end of `body` until the process is gone."""
     left = 0.0
 
     async def run() -> float:
         nonlocal left
-        errors = tmp_path / "errors"
+        errors = tmp_path / "training.log"
         with trio.fail_after(60):
-            async with trainer_process(
-                module, tmp_path / "asked", errors=errors, environment=more
-            ) as process:
+            async with child(module, tmp_path / "asked", errors=errors, environment=more) as process:
                 try:
                     await body(process)
                 finally:
@@ -53,7 +51,7 @@ def in_process(
     return trio.run(run)
 
 
-async def read_all(process: TrainerProcess) -> list[bytes]:
+async def read_all(process: Child) -> list[bytes]:
     lines = list[bytes]()
     while (line := await process.line()) is not None:
         lines.append(line)
@@ -61,21 +59,36 @@ async def read_all(process: TrainerProcess) -> list[bytes]:
 
 
 def test_its_lines_come_one_by_one_until_it_ends(tmp_path: Path) -> None:
-    async def body(process: TrainerProcess) -> None:
+    async def body(process: Child) -> None:
         assert await read_all(process) == [b"one", b"two"]
 
     in_process(tmp_path, "speaks", body)
 
 
 def test_it_is_told_where_to_read_and_what_the_caller_sets(tmp_path: Path) -> None:
-    async def body(process: TrainerProcess) -> None:
+    async def body(process: Child) -> None:
         assert await read_all(process) == [f"hello {tmp_path / 'asked'}".encode()]
 
     in_process(tmp_path, "tells", body, OF_THE_CALLER="hello")
 
 
+def test_what_it_is_told_comes_in_lines(tmp_path: Path) -> None:
+    class Word(BaseModel):
+        word: str
+
+    async def body(process: Child) -> None:
+        for word in ("one", "two\n" * 100_000):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(process.tell, Word(word=word))
+                line = await process.line()
+            assert line is not None
+            assert Word.model_validate_json(line).word == word
+
+    in_process(tmp_path, "echoes", body)
+
+
 def test_its_own_last_words_say_why_it_failed(tmp_path: Path) -> None:
-    async def body(process: TrainerProcess) -> None:
+    async def body(process: Child) -> None:
         assert await process.line() == b"one"
         with pytest.raises(RunError, match="^the disk is full: free some space$"):
             await process.line()
@@ -84,10 +97,12 @@ def test_its_own_last_words_say_why_it_failed(tmp_path: Path) -> None:
 
 
 def test_one_that_is_killed_had_too_little_memory(tmp_path: Path) -> None:
-    async def body(process: TrainerProcess) -> None:
+    async def body(process: Child) -> None:
         assert await process.line() == b"one"
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="killed, most likely for want of memory: lower micro_batch"):
+        with pytest.raises(
+            Killed, match="training was ended by SIGKILL, most likely for want of memory: lower"
+        ):
             await process.line()
 
     in_process(tmp_path, "waits", body)
@@ -96,9 +111,9 @@ def test_one_that_is_killed_had_too_little_memory(tmp_path: Path) -> None:
 def test_it_is_gone_when_the_block_is_left_even_if_it_does_not_want_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swe_env.trainer_process.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("swe_env.child.STOP_SECONDS", 0.5)
 
-    async def body(process: TrainerProcess) -> None:
+    async def body(process: Child) -> None:
         assert await process.line() == b"one"
 
     assert in_process(tmp_path, "waits", body) < 0.4

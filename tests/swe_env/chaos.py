@@ -1,0 +1,236 @@
+"""Blows against a training while it runs, and what must be true of it at its end whatever they were.
+
+    python -m tests.swe_env.chaos --minutes 20 [--sandbox docker] [--seed N]
+
+strikes for that long, the Docker daemon too where the sandboxes are Docker's (it ends containers of others).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sandboxes.engine import ensure_engine
+from swe_env.train_dir import StepRow, TrainDir
+from tests.sandboxes.conftest import REPOSITORY
+
+CONFIG = """
+model = "tiny:glm"
+prompts = "tiny"
+steps = {steps}
+sandbox = "{sandbox}"
+async.max_off_policy_steps = 2
+[rollout]
+tasks = "synthetic:train:6"
+tasks_per_step = 2
+group_size = 2
+concurrency = 8
+workers = 2
+replace_without_spread = false
+[rollout.budget]
+turns = 3
+context_tokens = 1024
+turn_tokens = 96
+seconds = 60
+[trainer]
+checkpoint_every = 2
+"""
+"""The policy knows nothing, no group has a spread: steps change no weight, but make a new version."""
+
+
+class Victims:
+    """The processes of a training, by what they are for. Each blow is at one of them, at random."""
+
+    def __init__(self, training: int, draw: random.Random) -> None:
+        self._training = training
+        self._draw = draw
+
+    def worker(self) -> None:
+        self._kill("swe_env.rollout_worker")
+
+    def stopped_worker(self) -> None:
+        """Watches the clocks of its episodes, and does not run while they go on."""
+        if found := self._find("swe_env.rollout_worker"):
+            pid = self._draw.choice(found)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(4)
+                os.kill(pid, signal.SIGCONT)
+
+    def trainer(self) -> None:
+        self._kill("trainer.rl")
+
+    def server(self) -> None:
+        self._kill("swe_env.vllm_launcher")
+
+    def engine_of_the_server(self) -> None:
+        self._kill("VLLM::EngineCore")
+
+    def sandbox(self) -> None:
+        workers = self._find("swe_env.rollout_worker")
+        within = [pid for worker in workers for pid, _ in descendants(worker)]
+        if within:
+            kill(self._draw.choice(within))
+
+    def supervisor(self) -> None:
+        """The command that was typed: somebody types it again."""
+        kill(self._training)
+
+    def daemon(self) -> None:
+        """Docker's."""
+        for pid in [pid for pid, line in processes() if line.split(" ")[0].endswith("dockerd")]:
+            kill(pid)
+        time.sleep(3)
+        ensure_engine(print)
+
+    def _find(self, what: str) -> list[int]:
+        return [pid for pid, line in descendants(self._training) if what in line]
+
+    def _kill(self, what: str) -> None:
+        if found := self._find(what):
+            kill(self._draw.choice(found))
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """Ids and command lines."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(file.parent.name), file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def descendants(of: int) -> list[tuple[int, str]]:
+    """Its children, theirs, and so on."""
+    parents: dict[int, int] = {}
+    lines = dict(processes())
+    for pid in lines:
+        with suppress(OSError):
+            parents[pid] = int((Path("/proc") / str(pid) / "stat").read_text().rsplit(") ", 1)[1].split()[1])
+    found, new = set[int](), {of}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return [(pid, lines[pid]) for pid in sorted(found)]
+
+
+class Training:
+    """`swe-env train`, which is typed again whenever it is killed."""
+
+    def __init__(self, config: Path, out: Path) -> None:
+        self._argv = [sys.executable, "-m", "swe_env", "train", str(config), "--out", str(out)]
+        self._log = out.with_suffix(".log")
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(self._argv, stdout=log, stderr=log, cwd=REPOSITORY)
+
+    def is_over(self) -> bool:
+        """Whether it has ended well; starts it again if it was killed. Raises what it said if it failed."""
+        code = self.process.poll()
+        if code == -signal.SIGKILL:
+            self.process = self._start()
+        elif code:
+            raise AssertionError(self.said())
+        return code == 0
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+@contextmanager
+def training(config: Path, out: Path) -> Iterator[Training]:
+    running = Training(config, out)
+    try:
+        yield running
+    finally:
+        kill(running.process.pid)
+        running.process.wait()
+
+
+def assert_is_whole(where: TrainDir, steps: int) -> None:
+    """What must be true at the end of a training, whatever happened to it."""
+    # each metric row once, each step taken
+    assert [row.step for row in where.rows() if isinstance(row, StepRow)] == list(range(steps))
+    assert where.versions()[-1] == steps
+    # the ledger balances: what was begun was trained on, dropped for a reason, or is left for later, once
+    batches = [where.read_batch(step) for step in range(steps)]
+    trained = [group for batch in batches for group in batch.groups]
+    dropped = [group for batch in batches for group in batch.dropped]
+    assert sorted([*trained, *dropped, *where.groups().begun]) == list(range(where.groups().next))
+    names: list[str] = []
+    for batch in batches:
+        for group in batch.groups:
+            for episode in where.group(group).episodes():
+                names.append(episode.id)
+                assert (episode.reward is None) == episode.end.is_infrastructure, episode.error
+                versions = [
+                    version
+                    for segment in episode.segments
+                    for version in segment.policy_versions
+                    if version is not None
+                ]
+                assert all(batch.step - 2 <= version <= batch.step for version in versions)
+    assert len(set(names)) == len(names)  # each episode is trained on once
+
+
+def strike(where: TrainDir, running: Training, blows: Iterator[str], draw: random.Random) -> None:
+    """A blow a moment after every second step; when there are no more, wait until the training is over."""
+    wanted = 0
+    for blow in blows:
+        wanted = max(wanted, len(where.rows())) + 2
+        while len(where.rows()) < wanted and not running.is_over():
+            time.sleep(0.2)
+        if running.is_over():
+            return
+        time.sleep(draw.uniform(0, 3))
+        print(f"{len(where.rows())} steps; {blow}", flush=True)
+        getattr(Victims(running.process.pid, draw), blow)()
+    while not running.is_over():
+        time.sleep(0.2)
+
+
+BLOWS = ["worker", "stopped_worker", "sandbox", "trainer", "server", "engine_of_the_server", "supervisor"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--sandbox", choices=("oci", "docker"), default="oci")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    asked = parser.parse_args()
+    draw, steps = random.Random(asked.seed), max(8, round(3 * asked.minutes))
+    print(f"seed {asked.seed}, {steps} steps")
+    end = time.monotonic() + 60 * asked.minutes
+
+    def blows() -> Iterator[str]:
+        while time.monotonic() < end:
+            yield draw.choice([*BLOWS, *(["daemon"] if asked.sandbox == "docker" else [])])
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config, out = Path(scratch) / "chaos.toml", Path(scratch) / "run"
+        config.write_text(CONFIG.format(steps=steps, sandbox=asked.sandbox))
+        with training(config, out) as running:
+            try:
+                strike(TrainDir(out), running, blows(), draw)
+            finally:
+                print(running.said())
+        assert_is_whole(TrainDir(out), steps)
+    print("the training is whole")
+
+
+if __name__ == "__main__":
+    main()
