@@ -113,7 +113,7 @@ def test_a_dry_run_says_what_would_be_started_and_starts_nothing(tmp_path: Path)
     lines = describe(read(tmp_path, ASKED), tmp_path / "run")
     said = dict(line.split(": ", 1) for line in lines)
     assert said["cold start"] == "none"
-    assert f"serve {tmp_path}/run/weights/step-0 " in said["server"]
+    assert f"serve {tmp_path}/run/weights/step-0 " in said["server 0"]
     assert said["trainer, 1 ranks"].endswith(f"-m trainer.rl {tmp_path}/run/trainer.json")
     assert not (tmp_path / "run").exists()
 
