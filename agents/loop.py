@@ -58,6 +58,8 @@ class Tally(BaseModel):
     """What is counted along the way."""
 
     network_attempts: int = 0
+    command_seconds: float = 0.0
+    """For which shell commands ran."""
 
 
 async def run_agent(
@@ -103,6 +105,7 @@ async def run_agent(
             deadline=deadline,
         )
         tally.network_attempts += outcome.network_attempts
+        tally.command_seconds += outcome.command_seconds
         if outcome.submitted:
             return End.SUBMITTED
         if trio.current_time() >= deadline:

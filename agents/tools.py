@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -45,6 +45,16 @@ class Outcome(BaseModel):
     submitted: bool = False
     network_attempts: int = 0
     """Commands whose output shows that they tried to reach a network (there is none)."""
+    command_seconds: float = 0.0
+    """For which shell commands ran, measured in the sandbox."""
+
+
+class _Answer(NamedTuple):
+    """What one call came to."""
+
+    content: str
+    networked: bool = False
+    seconds: float = 0.0
 
 
 async def execute(
@@ -76,9 +86,10 @@ async def execute(
             break
         if content is None:
             bounded = limits.model_copy(update={"max_timeout": min(limits.max_timeout, left)})
-            content, networked = await _act(call, sandbox, bounded)
+            content, networked, seconds = await _act(call, sandbox, bounded)
             outcome.executed += 1
             outcome.network_attempts += networked
+            outcome.command_seconds += seconds
         outcome.messages.append({"role": "tool", "name": call.name, "content": content})
     return outcome
 
@@ -115,27 +126,25 @@ def _fits(value: Any, json_type: str | None) -> bool:
             return True
 
 
-async def _act(call: Call, sandbox: Sandbox, limits: ToolLimits) -> tuple[str, bool]:
+async def _act(call: Call, sandbox: Sandbox, limits: ToolLimits) -> _Answer:
     if call.name == "bash":
         return await _bash(sandbox, limits, **call.arguments)
     try:
         edit = _Edit(**call.arguments)
-        return await _edit(sandbox, edit), False
+        return _Answer(await _edit(sandbox, edit))
     except ValidationError as error:
-        return f"Error: {error.errors()[0]['msg']}.", False
+        return _Answer(f"Error: {error.errors()[0]['msg']}.")
     except OSError as error:
-        return f"Error: {call.arguments['path']}: {error.strerror}.", False
+        return _Answer(f"Error: {call.arguments['path']}: {error.strerror}.")
     except ValueError:  # a NUL in the path
-        return "Error: there can be no file of that name.", False
+        return _Answer("Error: there can be no file of that name.")
     except SandboxLost:
         raise
     except SandboxError as error:
-        return f"Error: {error}.", False
+        return _Answer(f"Error: {error}.")
 
 
-async def _bash(
-    sandbox: Sandbox, limits: ToolLimits, command: str, timeout: float | None = None
-) -> tuple[str, bool]:
+async def _bash(sandbox: Sandbox, limits: ToolLimits, command: str, timeout: float | None = None) -> _Answer:
     deadline = max(1.0, min(timeout or limits.timeout, limits.max_timeout))
     script = command.replace("\0", "")
     result = await sandbox.run(script, timeout=deadline, output_limit=limits.output)
@@ -145,7 +154,8 @@ async def _bash(
         notes.append(f"[killed after {deadline:g} seconds, with everything it had started]")
     elif result.exit_code != 0:
         notes.append(f"[exit code {result.exit_code}]")
-    return "\n".join(filter(None, [text, *notes])), bool(_NO_NETWORK.search(result.output))
+    content = "\n".join(filter(None, [text, *notes]))
+    return _Answer(content, bool(_NO_NETWORK.search(result.output)), result.seconds)
 
 
 class _Edit(BaseModel):

@@ -5,8 +5,8 @@
 Both train the same policy (of `configs/tiny.toml`) on the same tasks with the same settings, in turns, each
 in a directory of its own: `async.max_off_policy_steps` 0, and K. Counted from the end of the first step to
 the end of the last: starting vLLM and filling the first batch are left out. Printed are medians over the
-repeats: episodes that a step learnt from, an hour; the trainer's idle share; where an episode's wall time
-went, of which "rest" is the environment's own. Exit code 1 if asynchronous is not 1.6 times as fast.
+repeats: episodes that a step learnt from, an hour; what the environment took of each turn; the trainer's idle
+share; where the episodes' wall time went. Exit code 1 if asynchronous is not 1.6 times as fast.
 """
 
 from __future__ import annotations
@@ -56,27 +56,15 @@ class Clock:
 def measured(config: TrainConfig, out: Path) -> dict[str, float]:
     """Train, and say how fast it was."""
     clock = Clock()
-    where = trio.run(train, config, out, clock, say)
+    trio.run(train, config, out, clock, say)
     (began, _), *rest = clock.steps
     seconds = rest[-1][0] - began
-    episodes = [
-        episode
-        for _, row in rest
-        for group in where.read_batch(row.step).groups
-        for episode in where.group(group).episodes()
-    ]
-    total = sum(episode.timings.total for episode in episodes)
-    model = sum(episode.timings.model for episode in episodes) / total
-    tools = sum(episode.timings.tools for episode in episodes) / total
-    grading = sum(episode.timings.grade for episode in episodes) / total
     return {
-        "episodes/hour": 3600 * len(episodes) / seconds,
+        "episodes/hour": 3600 * sum(row.episodes for _, row in rest) / seconds,
         "seconds a step": seconds / len(rest),
+        "ms a turn": 1000 * median(row.overhead for _, row in rest),
         "trainer idle": sum(row.idle_seconds for _, row in rest) / seconds,
-        "model": model,
-        "tools": tools,
-        "grading": grading,
-        "rest": 1 - model - tools - grading,
+        **{name: median(row.shares[name] for _, row in rest) for name in rest[0][1].shares},
         "stale": sum(row.dropped.get("stale", 0) for _, row in rest) / max(1, sum(r.groups for _, r in rest)),
     }
 
@@ -107,8 +95,9 @@ def main(
         table.add_column(name, justify="right" if name else "left")
     for kind, of in found.items():
         middle = {name: median(one[name] for one in of) for name in of[0]}
-        shares = [f"{value:.1%}" for value in list(middle.values())[2:]]
-        table.add_row(kind, f"{middle['episodes/hour']:,.0f}", f"{middle['seconds a step']:.1f}", *shares)
+        shares = [f"{value:.1%}" for value in list(middle.values())[3:]]
+        numbers = [f"{middle['episodes/hour']:,.0f}", f"{middle['seconds a step']:.1f}"]
+        table.add_row(kind, *numbers, f"{middle['ms a turn']:.1f}", *shares)
     Console(width=140).print(table)
     ratios = [
         later["episodes/hour"] / first["episodes/hour"]

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import trio
 from pydantic import BaseModel
 
 from swe_env.rundir import RunError
+from swe_env.training import Place
 from swe_env.vllm_launcher import PARENT
 
 STOP_SECONDS = 10.0
@@ -96,22 +97,23 @@ async def child(
     *,
     errors: Path,
     smaller: str = "lower micro_batch_tokens",
-    environment: Mapping[str, str] | None = None,
+    place: Place | None = None,
 ) -> AsyncGenerator[Child]:
     """Start `python -m module config`; its standard error goes to `errors`, which is overwritten.
 
-    `smaller`: what helps if it needs more memory than there is. `environment` comes on top of this process's.
+    `smaller`: what helps if it needs more memory than there is. `place`: where, and with which variables.
 
     Leaving the block ends it and all its children: TERM, and KILL after `STOP_SECONDS`.
     """
+    command, variables = launched([sys.executable, "-m", module, str(config)], place or Place())
     with errors.open("wb") as log:
         # from this thread: the kernel tells a child when the thread that began it ends
         process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", module, str(config)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **(environment or {}), PARENT: str(os.getpid()), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"},
             start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
         )
     assert process.stdout is not None
@@ -126,6 +128,15 @@ async def child(
     finally:
         await _end(process)
         process.stdout.close()
+
+
+def launched(command: list[str], place: Place) -> tuple[list[str], dict[str, str]]:
+    """What to run for it to run there, and the variables to be added."""
+    if not place.launcher:
+        return command, {**place.environment, PARENT: str(os.getpid())}
+    # its parent there is nobody that this process knows
+    variables = [f"{name}={value}" for name, value in place.environment.items()]
+    return [*place.launcher, *(["env", *variables] if variables else []), *command], {}
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from swe_env.display import console
 from swe_env.export import export_model
 from swe_env.footprint_table import measure, show_footprint
 from swe_env.plot import draw_runs
+from swe_env.rundir import RunError
 from swe_env.sft import Progress, read_config
 from swe_env.sft import train as fine_tune
 from swe_env.stability import measure as measure_stability
@@ -25,8 +26,8 @@ from swe_env.terminal import guard, run_async, say
 from swe_env.train import describe
 from swe_env.train import train as reinforce
 from swe_env.train_dir import TrainDir
-from swe_env.train_screen import TrainScreen
-from swe_env.training import read_training
+from swe_env.train_screen import TrainScreen, show_shares
+from swe_env.training import TrainConfig, read_training
 
 
 def sft(
@@ -78,26 +79,49 @@ def sft(
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="TOML file: see configs/.")],
-    out: Annotated[Path, typer.Option(help="Directory of the training; asked again, it goes on.")],
+    config: Annotated[Path | None, typer.Argument(help="TOML file: see configs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the training; asked again, it goes on.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on in this directory, with what it was begun with.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
     steps: Annotated[int | None, typer.Option(help="In place of the file's.")] = None,
     sandbox: Annotated[Backend | None, typer.Option(help="auto, oci or docker.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Such as loss.kind=icepop, in place of the file's.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
 ) -> None:
     """Train a policy by reinforcement learning on the tasks it plays."""
-    asked = guard(lambda: read_training(config, {"seed": seed, "steps": steps, "sandbox": sandbox}))
+    options = {"seed": seed, "steps": steps, "sandbox": sandbox}
+    asked, directory = guard(lambda: _asked(config, out, resume, options, settings or []))
     if dry_run:
-        for line in guard(lambda: describe(asked, out.absolute())):
+        for line in guard(lambda: describe(asked, directory)):
             console.print(line, markup=False, soft_wrap=True)
         return
     with TrainScreen.live() as screen:
         where = run_async(
-            lambda: reinforce(asked, out.absolute(), screen, say),
+            lambda: reinforce(asked, directory, screen, say),
             interrupted="stopping: the same command goes on from here",
         )
+    show_shares(where.rows())
     console.print(f"model     {where.weights(asked.steps)}", soft_wrap=True)
     console.print(f"metrics   {where.metrics}", soft_wrap=True)
+
+
+def _asked(
+    config: Path | None, out: Path | None, resume: Path | None, options: dict[str, Any], settings: list[str]
+) -> tuple[TrainConfig, Path]:
+    """What is to be trained, and in which directory (absolute). Raises `RunError`."""
+    if resume is not None:
+        if config or out or settings or any(value is not None for value in options.values()):
+            raise RunError("--resume goes on with what the training was begun with: give nothing else")
+        return TrainDir(resume).config(), resume.absolute()
+    if config is None or out is None:
+        raise RunError("give a TOML file and --out, or --resume")
+    return read_training(config, options, settings), out.absolute()
 
 
 def _bar(out: Console) -> Bar:

@@ -34,10 +34,20 @@ class Timings(BaseModel):
 
     start: float = 0.0
     """Until the sandbox was ready."""
+    play: float = 0.0
+    """From then until the policy was done; `model`, `tools` and `commands` are parts of it."""
     model: float = 0.0
+    """For which it was waited for the policy."""
     tools: float = 0.0
+    commands: float = 0.0
+    """For which shell commands ran, measured in the sandbox; a part of `tools`."""
     grade: float = 0.0
     total: float = 0.0
+
+    @property
+    def environment(self) -> float:
+        """What this package took itself while the policy played: all but the model and the commands."""
+        return max(0.0, self.play - self.model - self.commands)
 
 
 class Episode(BaseModel):
@@ -109,7 +119,8 @@ async def run_episode(
     view, began = task.view(), time.monotonic()
     opening = prompts.opening(workdir=view.workdir, problem_statement=view.problem_statement)
     conversation, tally = Conversation(chat, opening), Tally()
-    patch, end, error, patch_error, ready = Patch(data=b""), End.SANDBOX_LOST, "", "", began
+    patch, end, error, patch_error = Patch(data=b""), End.SANDBOX_LOST, "", ""
+    ready = played = began
     image_id = ""
     try:
         watch("start")
@@ -134,6 +145,7 @@ async def run_episode(
                 raise
             except Exception as bug:  # ours: this episode ends without a reward, the others go on
                 end, error = End.INTERNAL_ERROR, _where(bug)
+            played = time.monotonic()
             try:
                 patch = await workspace.capture()
             except PatchError as failure:
@@ -174,8 +186,10 @@ async def run_episode(
         image_id=image_id,
         timings=Timings(
             start=ready - began,
+            play=max(0.0, played - ready),
             model=sum(turn.model_seconds for turn in turns),
             tools=sum(turn.tool_seconds for turn in turns),
+            commands=tally.command_seconds,
             grade=ended - grading,
             total=ended - began,
         ),

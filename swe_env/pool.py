@@ -46,6 +46,8 @@ class Batch(BaseModel):
     """Mean over groups played since the step before, those without a spread included."""
     seconds: float = 0.0
     """For which it was waited."""
+    at_once: int = 0
+    """Episodes that might be in flight then: see :mod:`swe_env.flow`."""
 
 
 PATIENCE = 4

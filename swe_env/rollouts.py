@@ -14,6 +14,7 @@ from typing import Protocol
 import trio
 
 from swe_env.episode import Episode
+from swe_env.flow import Flow
 from swe_env.pool import Group, Pool
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.runner import Watcher
@@ -36,7 +37,7 @@ class Plays(Protocol):
 class Rollouts:
     """The groups of one training. :meth:`run` has them played, :meth:`batch` hands them out."""
 
-    def __init__(self, plan: TrainPlan, where: TrainDir, screen: Screen, workers: Plays) -> None:
+    def __init__(self, plan: TrainPlan, where: TrainDir, screen: Screen, workers: Plays, flow: Flow) -> None:
         rollout = plan.config.rollout
         self.version: int | None = None
         """Of the weights that play; None while nobody is to."""
@@ -44,6 +45,7 @@ class Rollouts:
         self._where = where
         self._screen = screen
         self._workers = workers
+        self._flow = flow
         self._left: dict[int, int] = {}
         """Of each group that is being played, the episodes that have not ended."""
         self._changed = trio.Event()
@@ -94,14 +96,20 @@ class Rollouts:
             self._tell()  # what was found too stale has made room for others
             await self._changed.wait()
         assert batch.step == step
-        batch = batch.model_copy(update={"seconds": trio.current_time() - began})
+        seconds = trio.current_time() - began
+        batch = batch.model_copy(update={"seconds": seconds, "at_once": self._flow.limit})
         self._where.batch(step).parent.mkdir(exist_ok=True)
         write_atomic(self._where.batch(step), batch.model_dump_json().encode())
         self._tell()
 
+    def in_flight(self) -> int:
+        """Episodes that are begun and not ended."""
+        return sum(self._left.values())
+
     def _may_begin(self) -> bool:
-        rollout, members = self._plan.config.rollout, sum(self._left.values())
-        if self.version is None or (members and members + rollout.group_size > rollout.concurrency):
+        members = self.in_flight()
+        room = self._flow.limit - members >= self._plan.config.rollout.group_size
+        if self.version is None or (members and not room):
             return False
         may = self._pool.may_go_on if self._begun else self._pool.may_begin
         return may(self.version)

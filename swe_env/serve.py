@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -21,7 +22,9 @@ import httpx
 import trio
 
 from sandboxes.protocol import Say
-from swe_env.vllm_launcher import ASLEEP, PARENT
+from swe_env.child import launched
+from swe_env.training import Place
+from swe_env.vllm_launcher import ASLEEP
 
 UPDATABLE = {
     "disk": (
@@ -78,16 +81,17 @@ async def serve(
     max_model_len: int | None = None,
     served_name: str = "policy",
     extra_args: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    place: Place | None = None,
     timeout: float = 300,
     say: Say | None = None,
 ) -> AsyncGenerator[Server]:
-    """Start vLLM on `model_dir` at 127.0.0.1 and wait until it answers.
+    """Start vLLM on `model_dir` and wait until it answers.
 
-    `port` 0 takes a free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts
-    differently from the trainer) and the model's own on a GPU; `max_model_len` [tokens] None is the
-    model's own. `environment` comes on top of this process's. `timeout` [s] bounds the start, not the block.
-    `say` hears of progress every few seconds. The server's output goes to `log_path`, which is overwritten.
+    `place`: where, and with which variables; without it, here and for this machine alone. `port` 0 takes a
+    free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts differently from the
+    trainer) and the model's own on a GPU; `max_model_len` [tokens] None is the model's own. `timeout` [s]
+    bounds the start, not the block. `say` hears of progress every few seconds. The server's output goes to
+    `log_path`, which is overwritten.
 
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
@@ -95,15 +99,19 @@ async def serve(
     on_cpu = runs_on_cpu()
     if not (model_dir / "config.json").is_file():
         raise ServerFailed(f"{model_dir} has no config.json: give the directory of a model")
-    port = port or _free_port()
+    place = place or Place()
+    # a port that is free here need not be free there, but most are
+    port = port or (random.randrange(20_000, 30_000) if place.launcher else _free_port())
     command = serve_command(
         model_dir,
+        host=place.host,
         port=port,
         dtype=dtype,
         max_model_len=max_model_len,
         served_name=served_name,
         extra_args=extra_args,
     )
+    command, variables = launched(command, place)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         # Not trio.open_process: it forks in a worker thread, and when an idle worker thread ends,
@@ -113,10 +121,10 @@ async def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(on_cpu) | dict(environment or {}),
+            env=_environment(on_cpu) | variables,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}", process, log_path)
+    server = Server(f"http://{place.host}:{port}", process, log_path)
     try:
         await _wait_healthy(server, model_dir.name, timeout, say)
         yield server
@@ -130,6 +138,7 @@ def serve_command(
     model_dir: Path,
     *,
     port: int,
+    host: str = "127.0.0.1",
     dtype: str | None = None,
     max_model_len: int | None = None,
     served_name: str = "policy",
@@ -138,7 +147,8 @@ def serve_command(
     """What :func:`serve` runs. Raises :class:`ServerFailed` where vLLM is not installed."""
     on_cpu = runs_on_cpu()
     command = [sys.executable, "-m", "swe_env.vllm_launcher", "serve", str(model_dir)]
-    command += ["--served-model-name", served_name, "--host", "127.0.0.1", "--port", str(port)]
+    listens = host if host == "127.0.0.1" else "0.0.0.0"
+    command += ["--served-model-name", served_name, "--host", listens, "--port", str(port)]
     # the sampler's own distribution, temperature included; token-in, token-out
     command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     if max_model_len is not None:
@@ -198,10 +208,9 @@ def _free_port() -> int:
 def _environment(on_cpu: bool) -> dict[str, str]:
     environment = {
         **os.environ,
-        PARENT: str(os.getpid()),
         "HF_HUB_OFFLINE": "1",  # the model is a directory: nothing is to be looked up
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SERVER_DEV_MODE": "1",  # pausing and weight updates; bound to 127.0.0.1
+        "VLLM_SERVER_DEV_MODE": "1",  # pausing and weight updates
     }
     if on_cpu:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # [GiB]

@@ -21,12 +21,13 @@ from swe_env.restarts import Restarts
 from swe_env.serve import UPDATABLE, Server, ServerFailed, ServerKilled, serve
 from swe_env.train_dir import TrainDir
 from swe_env.train_plan import TrainPlan
+from swe_env.training import Place, ServerConfig
 
 DEATH_SECONDS = 3.0
 """For a server that broke off to turn out to be dead."""
 
 
-class FleetOfServers:
+class Replicas:
     """All of them."""
 
     def __init__(
@@ -57,11 +58,15 @@ class FleetOfServers:
             for index in range(len(self._plan.config.server.replicas)):
                 nursery.start_soon(self._keep, index)
 
+    def known(self) -> list[str]:
+        """URLs of those that may be used."""
+        return [server.url for server in self._there.values()]
+
     async def urls(self) -> list[str]:
-        """Those that may be used, once there is one."""
+        """The same, once there is one."""
         while not self._there:
             await self._changed.wait()
-        return [server.url for server in self._there.values()]
+        return self.known()
 
     async def publish(self, version: int) -> Mismatch:
         """Have all of them hold the weights of `version`, and compare them with what the trainer says.
@@ -110,7 +115,7 @@ class FleetOfServers:
             dtype=config.server.dtype,
             max_model_len=config.rollout.budget.context_tokens,
             extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
-            environment=config.server.environment | config.server.replicas[index],
+            place=server_place(config.server, index),
             timeout=config.server.start_seconds,
             say=self._say,
         )
@@ -134,9 +139,15 @@ class FleetOfServers:
             self._mismatch[index] = await compare(policy, streams, said, limit=limits.mismatch)
 
     async def _news(self) -> None:
-        await self._tell([server.url for server in self._there.values()])
+        await self._tell(self.known())
         self._changed.set()
         self._changed = trio.Event()
+
+
+def server_place(config: ServerConfig, index: int) -> Place:
+    """Where a server runs, the variables of all of them included."""
+    place = config.replicas[index]
+    return place.model_copy(update={"environment": config.environment | place.environment})
 
 
 @asynccontextmanager

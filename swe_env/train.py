@@ -23,19 +23,20 @@ from pydantic import BaseModel, ValidationError
 
 from agents.vllm import VllmPolicy
 from sandboxes.protocol import Say
-from swe_env.child import Child, Killed, child
+from swe_env.child import Child, Killed, child, launched
 from swe_env.cold_start import first_weights
+from swe_env.flow import Flow, watch
 from swe_env.probe import Mismatch, sample_streams
 from swe_env.restarts import Restarts
 from swe_env.rollouts import Rollouts
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.serve import UPDATABLE, serve_command
-from swe_env.servers import FleetOfServers
+from swe_env.servers import Replicas, server_place
 from swe_env.trackers import tracked
 from swe_env.train_dir import EvaluationRow, Ready, StepRow, TrainDir
 from swe_env.train_plan import TrainPlan, make_train_plan, run_spec
 from swe_env.train_screen import Screen
-from swe_env.training import TrainConfig
+from swe_env.training import Place, TrainConfig
 from swe_env.workers import Workers
 
 Line = TypeVar("Line", bound=BaseModel)
@@ -62,13 +63,20 @@ async def train(config: TrainConfig, out: Path, screen: Screen, say: Say) -> Tra
 def describe(config: TrainConfig, out: Path) -> list[str]:
     """What :func:`train` would do and start, a line each. Reads files; raises what `make_train_plan` does."""
     plan, where = make_train_plan(config), TrainDir(out)
-    server = serve_command(
-        where.weights(0),
-        port=0,
-        dtype=config.server.dtype,
-        max_model_len=config.rollout.budget.context_tokens,
-        extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
-    )
+    servers = [
+        (
+            place := server_place(config.server, index),
+            serve_command(
+                where.weights(0),
+                host=place.host,
+                port=0,
+                dtype=config.server.dtype,
+                max_model_len=config.rollout.budget.context_tokens,
+                extra_args=[*UPDATABLE[config.server.publish], *config.server.arguments],
+            ),
+        )
+        for index in range(len(config.server.replicas))
+    ]
     trainer = [sys.executable, "-m", "trainer.rl", str(where.path / "trainer.json")]
     worker = [sys.executable, "-m", "swe_env.rollout_worker", str(where.path / "worker.json")]
     demonstrations = sum(map(len, plan.demonstrated.values()))
@@ -80,18 +88,17 @@ def describe(config: TrainConfig, out: Path) -> list[str]:
         f"held out: {len(plan.held_out)} tasks, every {config.evaluation.every} steps"
         if config.evaluation
         else "held out: none",
-        *(
-            f"server {index}: {_shell(config.server.environment | own, server)}"
-            for index, own in enumerate(config.server.replicas)
-        ),
-        *(f"worker {index}: {_shell({}, worker)}" for index in range(rollout.workers)),
-        f"trainer, {config.trainer.ranks} ranks: {_shell(config.trainer.environment, trainer)}",
+        *(f"server {index}: {_shell(place, command)}" for index, (place, command) in enumerate(servers)),
+        *(f"worker {index}: {_shell(place, worker)}" for index, place in enumerate(rollout.workers)),
+        f"trainer, {config.trainer.ranks} ranks: {_shell(config.trainer.place, trainer)}",
         f"episodes: {rollout.concurrency} at once, sandboxes by {config.sandbox}",
     ]
 
 
-def _shell(environment: dict[str, str], command: list[str]) -> str:
-    return shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command])
+def _shell(place: Place, command: list[str]) -> str:
+    command, _ = launched(command, place)
+    own = [] if place.launcher else [f"{name}={value}" for name, value in place.environment.items()]
+    return shlex.join([*own, *command])
 
 
 @asynccontextmanager
@@ -99,13 +106,16 @@ async def _processes(plan: TrainPlan, where: TrainDir, screen: Screen, say: Say)
     """All but the trainer, which the loop starts."""
     restarts = Restarts(say)
     workers = Workers(plan.config, where, restarts, say)
-    servers = FleetOfServers(plan, where, restarts, say, workers.become)
-    rollouts = Rollouts(plan, where, screen, workers)
+    servers = Replicas(plan, where, restarts, say, workers.become)
+    rollout = plan.config.rollout
+    flow = Flow(least=rollout.group_size, most=rollout.concurrency)
+    rollouts = Rollouts(plan, where, screen, workers, flow)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(workers.run)
         nursery.start_soon(servers.run)
         await _choose_streams(plan, where, (await servers.urls())[0])
         nursery.start_soon(rollouts.run)
+        nursery.start_soon(watch, flow, servers.known, rollouts.in_flight)
         yield Loop(plan, where, screen, servers, workers, rollouts, restarts)
         nursery.cancel_scope.cancel()
 
@@ -132,7 +142,7 @@ class Loop:
         plan: TrainPlan,
         where: TrainDir,
         screen: Screen,
-        servers: FleetOfServers,
+        servers: Replicas,
         workers: Workers,
         rollouts: Rollouts,
         restarts: Restarts,
@@ -160,7 +170,7 @@ class Loop:
                     "trainer.rl",
                     asked,
                     errors=where.path / "trainer.log",
-                    environment=config.trainer.environment,
+                    place=config.trainer.place,
                 ) as trainer:
                     return await self._steps(trainer)
             except Killed as error:
@@ -183,7 +193,8 @@ class Loop:
                 await self._publish(step)
                 await self._rollouts.batch(step)
             row = await self._told(trainer, StepRow)
-            measured: dict[str, float] = {"rollout_seconds": where.read_batch(step).seconds}
+            batch = where.read_batch(step)
+            measured: dict[str, float] = {"rollout_seconds": batch.seconds, "at_once": batch.at_once}
             if not where.batch(
                 step + 1
             ).exists():  # else the next step is taken again, and nobody plays for it

@@ -74,6 +74,12 @@ class StepRow(BaseModel):
     mismatch_max: float = 0.0
     dropped: dict[str, int] = {}
     """Groups that no step learns from, since the step before: stale, lost to infrastructure, no spread."""
+    shares: dict[str, float] = {}
+    """Of its episodes' wall time: start, model, commands, environment (all else of a turn), grade."""
+    overhead: float = 0.0
+    """Of the environment, for each turn [s]."""
+    at_once: int = 0
+    """Episodes that might be in flight: see :mod:`swe_env.flow`."""
     rollout_seconds: float = 0.0
     """For which the step waited for its batch."""
     idle_seconds: float = 0.0
@@ -142,6 +148,15 @@ class TrainDir:
                     f"{self.path} was begun with {name} = {json.dumps(before.get(name))}, "
                     f"not {json.dumps(asked.get(name))}: choose another --out"
                 )
+
+    def config(self) -> TrainConfig:
+        """What the training was begun with. Raises :class:`RunError`: there is none."""
+        file = self.path / "train.json"
+        try:
+            return TrainConfig.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            why = str(error).split("\n", 1)[0]
+            raise RunError(f"{self.path} is no directory of a training ({why}): give an --out") from None
 
     def weights(self, version: int) -> Path:
         return self.path / "weights" / f"step-{version}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from statistics import mean
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -117,7 +118,21 @@ def _cells(row: StepRow) -> dict[str, str]:
         "gradient": f"{row.grad_norm:.2f}" + (" skipped" if row.skipped else ""),
         "mismatch": f"{row.mismatch:.0e}",
         "tokens/s": f"{row.tokens / seconds:,.0f}",
-        "play s": f"{row.rollout_seconds:.1f}",
+        "ms/turn": f"{1000 * row.overhead:.0f}",
+        "wait s": f"{row.rollout_seconds:.1f}",
         "train s": f"{row.train_seconds:.1f}",
         "publish s": f"{row.publish_seconds:.1f}",
     }
+
+
+def show_shares(rows: Sequence[StepRow | EvaluationRow], out: Console = console) -> None:
+    """Where the time of a training went: that of its episodes, and that of its trainer."""
+    steps = [row for row in rows if isinstance(row, StepRow)]
+    if not steps:
+        return
+    parts = [f"{name} {mean(row.shares.get(name, 0.0) for row in steps):.0%}" for name in steps[0].shares]
+    overhead = 1000 * mean(row.overhead for row in steps)
+    out.print(f"episodes  {', '.join(parts)} of their wall time; environment {overhead:.0f} ms a turn")
+    idle = sum(row.idle_seconds for row in steps)
+    whole = idle + sum(row.train_seconds + row.publish_seconds for row in steps)
+    out.print(f"trainer   idle for {idle / max(1e-9, whole):.0%} of its time")

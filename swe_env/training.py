@@ -5,9 +5,12 @@ Plain data, without torch: `trainer` is handed these, `swe-env train` makes them
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -81,6 +84,19 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Place(_Config):
+    """Where a process runs, and what is around it."""
+
+    launcher: list[str] = []
+    """Put before its command to start it on another machine, with the same directories and the same Python:
+    ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=node2"]. Standard input and output go through
+    it, and it ends when the launcher does. Empty: on this machine."""
+    host: str = "127.0.0.1"
+    """By which other machines reach it."""
+    environment: dict[str, str] = {}
+    """Variables of its process: CUDA_VISIBLE_DEVICES says which GPUs are its own."""
+
+
 class ColdStart(_Config):
     """Supervised training on what the gold policy does, before the policy samples anything."""
 
@@ -105,8 +121,8 @@ class RolloutConfig(_Config):
     group_size: int = Field(ge=2)
     """Episodes a task and step: what advantages are relative to."""
     concurrency: int = Field(default=8, ge=1)
-    """Episodes at once."""
-    workers: int = Field(default=1, ge=1)
+    """Episodes at once, at most."""
+    workers: list[Place] = Field(default=[Place()], min_length=1)
     """Processes that play them: one has a core's worth of work with some hundreds at once."""
     replace_without_spread: bool = True
     """Play another group for one whose members all did equally well: every step learns from `tasks_per_step`
@@ -145,9 +161,9 @@ class ServerConfig(_Config):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: float32 on CPU, the model's own on a GPU."""
     environment: dict[str, str] = {}
-    """Variables of their processes."""
-    replicas: list[dict[str, str]] = Field(default=[{}], min_length=1)
-    """One server each, by the variables that are its own: CUDA_VISIBLE_DEVICES says which GPUs it has."""
+    """Variables of all of them."""
+    replicas: list[Place] = Field(default=[Place()], min_length=1)
+    """One server each: requests are spread over them, and all are sent the same weights."""
     arguments: list[str] = []
     """More of `vllm serve`, such as ["--tensor-parallel-size", "4"]."""
     publish: Literal["disk", "nccl"] = "disk"
@@ -164,6 +180,8 @@ class ServerConfig(_Config):
     def _fits(self) -> ServerConfig:
         if self.publish == "nccl" and len(self.replicas) > 1:
             raise ValueError("publish is nccl, which reaches one server: take disk, or one of replicas")
+        if self.publish == "nccl" and self.replicas[0].launcher:
+            raise ValueError("publish is nccl, which reaches a server of this machine: take disk")
         return self
 
 
@@ -198,15 +216,28 @@ class TrainerConfig(ModelConfig):
     """The process that trains, and what it leaves on disk."""
 
     ranks: int = Field(default=1, ge=1)
-    """Processes, one a GPU (torchrun)."""
-    environment: dict[str, str] = {}
-    """Variables of its processes: CUDA_VISIBLE_DEVICES says which GPUs are the trainer's."""
+    """Processes in all, one a GPU (torchrun)."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that they are on: the launcher starts one torchrun on each."""
+    rendezvous: str = ""
+    """Where these meet, such as "node3:29500"; for more than one node."""
+    place: Place = Place()
     micro_batch_tokens: int = Field(default=32_768, ge=2)
     """Tokens in a forward pass: at least those of the longest episode."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps; there is one after the last in any case."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints, and models beside the served and the best one."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainerConfig:
+        if self.ranks % self.nodes:
+            raise ValueError(
+                f"{self.ranks} ranks (ranks) are not the same number on {self.nodes} nodes (nodes)"
+            )
+        if self.nodes > 1 and not (self.rendezvous and self.place.launcher):
+            raise ValueError("nodes is more than 1: give place.launcher, which starts them, and rendezvous")
+        return self
 
 
 class Penalty(_Config):
@@ -282,16 +313,21 @@ class OptimiserConfig(_Config):
     """Gradients of a larger global norm are scaled down to it; infinity is off."""
 
 
-def read_training(file: Path, options: dict[str, Any] | None = None) -> TrainConfig:
-    """The training that a TOML file asks for, `options` (those not None) over it.
+def read_training(
+    file: Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()
+) -> TrainConfig:
+    """The training that a TOML file asks for, `options` (those not None) over it, then `settings`, each of
+    them `name=value` as in `loss.kind=icepop`.
+
+    A file may name another one, beside it, that it changes: `extends = "tiny.toml"`. A table of another
+    kind (`loss.kind`) replaces the other's, and `cold_start = false` leaves one out.
 
     Raises :class:`RunError` that names the field.
     """
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from None
+    content = _read_toml(file)
     content |= {name: value for name, value in (options or {}).items() if value is not None}
+    for setting in settings:
+        content = _merged(content, _read_setting(setting))
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
@@ -299,6 +335,45 @@ def read_training(file: Path, options: dict[str, Any] | None = None) -> TrainCon
         name = ".".join(str(part) for part in first["loc"] if part not in LOSSES)
         said = first["msg"].removeprefix("Value error, ")
         raise RunError(f"{file}: {name + ': ' if name else ''}{said[:1].lower()}{said[1:]}") from None
+
+
+def _read_toml(file: Path, *extended: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        base = content.pop("extends", None)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {file}: {error}") from None
+    if base is None:
+        return content
+    extended = (*extended, file.resolve())
+    if not isinstance(base, str) or (file.parent / base).resolve() in extended:
+        raise RunError(f"{file}: extends: give the name of another file beside it")
+    return _merged(_read_toml(file.parent / base, *extended), content)
+
+
+def _read_setting(setting: str) -> dict[str, Any]:
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise RunError(f"--set {setting}: no value: give one like loss.kind=ipo")
+    for text in (setting, f"{name} = {json.dumps(value)}"):  # a word needs no quotes
+        with suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(text)
+    raise RunError(f"--set {setting}: {name} is no name: give one like loss.kind=ipo")
+
+
+def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, new in change.items():
+        old = merged.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            below, above = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
+            of_a_kind = above.get("kind", below.get("kind")) == below.get("kind")
+            merged[name] = _merged(below, above) if of_a_kind else above
+        elif new is False and isinstance(old, dict):
+            del merged[name]
+        else:
+            merged[name] = new
+    return merged
 
 
 LOSSES = ("ipo", "icepop", "dppo", "unmasked")

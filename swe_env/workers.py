@@ -18,7 +18,7 @@ from swe_env.rollout_worker import ANSWER, Alive, Asked, Ended, Order, Played, S
 from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.runner import Watcher
 from swe_env.train_dir import TrainDir
-from swe_env.training import TrainConfig
+from swe_env.training import Place, TrainConfig
 
 SILENCE = 60
 """Seconds, counted while this process runs: one that is stopped itself judges nobody."""
@@ -30,7 +30,7 @@ class Workers:
     """All of them."""
 
     def __init__(self, config: TrainConfig, where: TrainDir, restarts: Restarts, say: Say) -> None:
-        self._count = config.rollout.workers
+        self._places = config.rollout.workers
         self._asked = where.path / "worker.json"
         self._restarts = restarts
         self._say = say
@@ -44,8 +44,8 @@ class Workers:
     async def run(self) -> None:
         """Keep them running until cancelled. Raises `RunError`: one does not start, or dies too often."""
         async with trio.open_nursery() as nursery:
-            for index in range(self._count):
-                nursery.start_soon(self._keep, index)
+            for index, place in enumerate(self._places):
+                nursery.start_soon(self._keep, index, place)
 
     async def become(self, urls: Sequence[str]) -> None:
         """Tell them that these servers are there from now on."""
@@ -78,7 +78,7 @@ class Workers:
             await self._changed.wait()
         return min(self._alive.values(), key=lambda worker: worker.busy)
 
-    async def _keep(self, index: int) -> None:
+    async def _keep(self, index: int, place: Place) -> None:
         while True:
             try:
                 async with child(
@@ -86,6 +86,7 @@ class Workers:
                     self._asked,
                     errors=self._log(index),
                     smaller="lower rollout.concurrency",
+                    place=place,
                 ) as process:
                     await self._listen(index, process)
             except Killed as error:
@@ -103,7 +104,7 @@ class Workers:
                 with trio.move_on_after(1) as waiting:
                     line = await process.line()
                 if waiting.cancelled_caught:
-                    silent += 1
+                    silent += index in self._alive  # reading its tasks it says nothing
                     if silent == SILENCE:
                         process.kill()
                     continue

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -36,7 +34,7 @@ from trainer.advantages import Advantages, advantages
 from trainer.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from trainer.model import barrier, load_scorer, rank, ranks, save_model
 from trainer.packing import MicroBatch, Stream, pack, streams
-from trainer.processes import process_group, stop_on_term
+from trainer.processes import fail, is_torchrun, process_group, run_ranks, stop_on_term
 from trainer.scoring import Scorer, Scores
 from trainer.step import StepReport, Trainer, make_trainer, policy_step
 
@@ -184,6 +182,7 @@ def _row(
     step: int, episodes: Sequence[Episode], worth: Advantages, done: StepReport | None, *, seconds: float
 ) -> StepRow:
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    turns = sum(len(episode.turns) for episode in episodes)
     learnt: dict[str, float] = {name: getattr(done, name, 0) for name in _LEARNT}  # 0 where done is None
     return StepRow.model_validate(
         {
@@ -191,15 +190,24 @@ def _row(
             "episodes": len(episodes),
             "invalid": worth.invalid,
             "reward": sum(rewards) / max(1, len(rewards)),
-            "turns": sum(len(episode.turns) for episode in episodes) / max(1, len(episodes)),
+            "turns": turns / max(1, len(episodes)),
             "groups": worth.groups,
             "without_spread": worth.without_spread,
+            "shares": _shares(episodes),
+            "overhead": sum(one.timings.environment for one in episodes) / max(1, turns),
             "skipped": done is None or done.skipped,
             "losses": done.losses.model_dump() if done is not None and done.losses is not None else {},
             "train_seconds": seconds,
             **learnt,
         }
     )
+
+
+def _shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Where their wall time went; what is left of 1 is capture of the patch, and the end of the sandbox."""
+    total = max(1e-9, sum(episode.timings.total for episode in episodes))
+    stages = ("start", "model", "commands", "environment", "grade")
+    return {name: sum(getattr(one.timings, name) for one in episodes) / total for name in stages}
 
 
 _LEARNT = ("loss", "action_nll", "grad_norm", "learning_rate", "tokens", "action_tokens")
@@ -224,11 +232,8 @@ def _seen_by_all(path: Path) -> bool:
 def main() -> None:
     asked = Asked.model_validate_json(Path(sys.argv[1]).read_bytes())
     die_with_parent()
-    if asked.config.trainer.ranks > 1 and "RANK" not in os.environ:
-        from torch.distributed import run as torchrun
-
-        processes = f"--nproc-per-node={asked.config.trainer.ranks}"
-        cast("Any", torchrun).main([processes, "-m", "trainer.rl", sys.argv[1]])
+    if is_torchrun(asked.config.trainer):
+        run_ranks(asked.config.trainer, "trainer.rl", sys.argv[1])
         return
     signal.signal(signal.SIGTERM, stop_on_term)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -237,7 +242,7 @@ def main() -> None:
         with process_group() as device:
             train(asked, lambda line: print(line.model_dump_json(), flush=True), device)
     except (RunError, CheckpointError, UpdateFailed, OSError, ValueError) as error:
-        sys.exit(" ".join(str(error).split()))
+        fail(error)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from swe_env.vllm_launcher import die_with_parent
 from swe_env.where import parse_where
 from trainer.model import load_scorer, rank, ranks, save_model
 from trainer.packing import Stream, pack, streams
-from trainer.processes import process_group, stop_on_term
+from trainer.processes import fail, process_group, stop_on_term
 from trainer.step import make_trainer, supervised_step
 
 
@@ -144,7 +144,7 @@ def main() -> None:
         with process_group() as device:
             train(config, lambda progress: print(progress.model_dump_json(), flush=True), device)
     except (RunError, OSError, ValueError) as error:
-        sys.exit(" ".join(str(error).split()))
+        fail(error)
 
 
 if __name__ == "__main__":

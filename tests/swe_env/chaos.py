@@ -34,7 +34,7 @@ tasks = "synthetic:train:6"
 tasks_per_step = 2
 group_size = 2
 concurrency = 8
-workers = 2
+workers = [{}, {}]
 replace_without_spread = false
 [rollout.budget]
 turns = 3

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from swe_env.child import Child, Killed, child
 from swe_env.rundir import RunError
+from swe_env.training import Place
 
 MODULES = {
     "speaks": "print('one', flush=True); print('two')",
@@ -40,7 +41,9 @@ def in_process(tmp_path: Path, module: str, body: Callable[[Child], Awaitable[No
         nonlocal left
         errors = tmp_path / "training.log"
         with trio.fail_after(60):
-            async with child(module, tmp_path / "asked", errors=errors, environment=more) as process:
+            async with child(
+                module, tmp_path / "asked", errors=errors, place=Place(environment=more)
+            ) as process:
                 try:
                     await body(process)
                 finally:
@@ -118,3 +121,16 @@ def test_it_is_gone_when_the_block_is_left_even_if_it_does_not_want_to(
 
     assert in_process(tmp_path, "waits", body) < 0.4
     assert 0.5 <= in_process(tmp_path, "ignores", body) < 2
+
+
+def test_a_launcher_is_put_before_its_command(tmp_path: Path) -> None:
+    program = tmp_path / "launcher"
+    program.write_text('#!/bin/sh\necho "launched at $1"\nshift\nexec "$@"\n')
+    program.chmod(0o755)
+    place = Place(launcher=[str(program), "node2"], environment={"OF_THE_CALLER": "hello"})
+
+    async def run() -> list[bytes]:
+        async with child("tells", tmp_path / "asked", errors=tmp_path / "log", place=place) as process:
+            return await read_all(process)
+
+    assert trio.run(run) == [b"launched at node2", f"hello {tmp_path / 'asked'}".encode()]

@@ -14,6 +14,7 @@ import trio
 from agents.conversation import Segment
 from agents.loop import End
 from swe_env.episode import Episode
+from swe_env.flow import Flow
 from swe_env.rollouts import Rollouts
 from swe_env.rundir import RunDir, RunError
 from swe_env.runner import Watcher
@@ -108,7 +109,7 @@ def in_training(tmp_path: Path, body: Body, **changes: object) -> TrainDir:
 
     async def run() -> None:
         with trio.fail_after(20):
-            rollouts = Rollouts(plan, where, Silent(), played)
+            rollouts = Rollouts(plan, where, Silent(), played, Flow(least=2, most=4))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(rollouts.run)
                 await body(rollouts, played, where)

@@ -55,6 +55,7 @@ tasks = "synthetic:train:6"
 tasks_per_step = 2
 group_size = 2
 concurrency = 8
+workers = [{}, { launcher = ["nice", "-n", "1"], environment = { PYTHONDONTWRITEBYTECODE = "1" } }]
 replace_without_spread = false
 [rollout.budget]
 turns = 3
@@ -67,8 +68,8 @@ checkpoint_every = 2
 """The policy knows nothing, no group has a spread: steps change no weight, but make a new version."""
 
 
-def start(config: Path, out: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "swe_env", "train", str(config), "--out", str(out)]
+def start(*asked: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "swe_env", "train", *asked]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY)
 
 
@@ -97,7 +98,7 @@ def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
 ) -> None:
     out = tmp_path / "run"
     where = TrainDir(out)
-    process = start(config, out)
+    process = start(str(config), "--out", str(out))
     assert process.stdout is not None
     said = ""
     while "step 1 of 2" not in said:  # the second step is being played
@@ -112,9 +113,10 @@ def test_interrupted_in_the_middle_and_asked_again_a_training_is_whole(
     assert process.returncode == 130
     assert not processes_of(out)
 
-    again = start(config, out)
+    again = start("--resume", str(out))
     said, _ = again.communicate(timeout=300)
     assert again.returncode == 0, said
+    assert "environment" in said  # where the time went
     assert not processes_of(out)
     rows = where.rows()
     assert [row.step for row in rows if isinstance(row, StepRow)] == [0, 1]
@@ -144,7 +146,7 @@ def test_killed_while_it_plays_ahead_and_asked_again_nothing_is_lost_or_taken_tw
     config, out = tmp_path / "train.toml", tmp_path / "run"
     config.write_text(ASYNCHRONOUS)
     where = TrainDir(out)
-    process = start(config, out)
+    process = start(str(config), "--out", str(out))
     assert process.stdout is not None
     said = ""
     while "step 2 of 4" not in said:
@@ -160,7 +162,7 @@ def test_killed_while_it_plays_ahead_and_asked_again_nothing_is_lost_or_taken_tw
     before = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*/episodes/[!.]*/episode.json")}
     batches = {path: path.read_bytes() for path in out.glob("batches/*.json")}
 
-    again = start(config, out)
+    again = start(str(config), "--out", str(out))
     said, _ = again.communicate(timeout=300)
     assert again.returncode == 0, said
     assert {path: path.stat().st_mtime_ns for path in before} == before  # none was played again

@@ -12,7 +12,7 @@ from swe_env.rundir import RunError
 from swe_env.train import describe
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
 from swe_env.train_plan import make_train_plan, task_of
-from swe_env.training import IcePop, TrainConfig, read_training
+from swe_env.training import IcePop, Ipo, TrainConfig, read_training
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ASKED = """
@@ -38,9 +38,40 @@ def read(tmp_path: Path, text: str, **options: Any) -> TrainConfig:
     return read_training(file, options)
 
 
-@pytest.mark.parametrize("name", ["tiny", "glm-4.5-air-lora-8gpu", "glm-4.5-air-multinode"])
-def test_the_shipped_configurations_are_valid(name: str) -> None:
-    assert read_training(CONFIGS / f"{name}.toml").loss.kind == "ipo"
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_shipped_configurations_are_valid(file: Path) -> None:
+    assert read_training(file).loss.kind == "ipo"
+
+
+def test_a_file_may_change_another_and_settings_change_both(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(ASKED + COLD + "[loss]\nkind = 'ipo'\nepsilon = 0.2\n")
+    text = "extends = 'base.toml'\nsteps = 5\ncold_start = false\n[loss]\nkl_tau = 0.1\n"
+    text += "[rollout]\ngroup_size = 3\n"
+    asked = read(tmp_path, text)
+    assert (asked.steps, asked.rollout.group_size, asked.rollout.tasks_per_step) == (5, 3, 3)
+    assert asked.loss == Ipo(epsilon=0.2, kl_tau=0.1)
+    assert asked.cold_start is None
+    settings = ["loss.kind=icepop", "rollout.group_size=4", "server.arguments=['--max-num-seqs', '8']"]
+    asked = read_training(tmp_path / "train.toml", {}, settings)
+    assert (asked.loss, asked.rollout.group_size, asked.steps) == (IcePop(), 4, 5)
+    assert asked.server.arguments == ["--max-num-seqs", "8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("extends = 'train.toml'", [], "extends: give the name of another file beside it"),
+        ("extends = 'other.toml'", [], "cannot read .*other.toml"),
+        (ASKED, ["steps"], "--set steps: no value: give one like loss.kind=ipo"),
+        (ASKED, ["lr=1"], "lr: extra inputs are not permitted"),
+    ],
+)
+def test_what_extends_nothing_or_sets_nothing_is_refused(
+    tmp_path: Path, text: str, settings: list[str], message: str
+) -> None:
+    (tmp_path / "train.toml").write_text(text)
+    with pytest.raises(RunError, match=message):
+        read_training(tmp_path / "train.toml", {}, settings)
 
 
 def test_options_go_over_the_file(tmp_path: Path) -> None:
