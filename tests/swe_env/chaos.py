@@ -34,13 +34,15 @@ tasks = "synthetic:train:6"
 tasks_per_step = 2
 group_size = 2
 concurrency = 8
-workers = [{}, {}]
+workers = [{{}}, {{}}]
 replace_without_spread = false
 [rollout.budget]
 turns = 3
 context_tokens = 1024
 turn_tokens = 96
 seconds = 60
+[server]
+replicas = [{{}}, {{}}]
 [trainer]
 checkpoint_every = 2
 """
