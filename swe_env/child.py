@@ -8,6 +8,7 @@ plays episodes can be killed without harm to whoever asked for them.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,10 @@ from swe_env.vllm_launcher import PARENT
 
 STOP_SECONDS = 10.0
 """For a process that is told to stop to remove what it had begun to write."""
+
+
+FULL = 1 << 18
+"""A disk with less is full [bytes]: last words may be lost."""
 
 
 class Killed(RunError):
@@ -151,7 +156,9 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(errors: Path, code: int) -> str:
-    """Why it failed, in one line: the last of what it wrote to standard error."""
+    """Why it failed, in one line: the last of what it wrote to standard error, if it could write."""
+    if shutil.disk_usage(errors.parent).free < FULL:
+        return f"No space left on device: {errors.parent}; free some, and the same command goes on"
     text = errors.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else f"{errors.stem} ended with exit code {code} and no word"

@@ -196,11 +196,14 @@ def stability(
     lrs: Annotated[str | None, typer.Option(help="Learning rates, such as 1e-3,1e-2.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each, paired [5].")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps of each [400].")] = None,
+    kl_tau: Annotated[
+        float | None, typer.Option(help="Weight of (log r)²; with 0 only the masks differ [each loss's own].")
+    ] = None,
 ) -> None:
     """Map at which learning rates a loss trains, the staler its tokens are: a small task, some minutes."""
     lists = {"losses": losses, "staleness": staleness, "lrs": lrs}
     asked: dict[str, object] = {name: text.split(",") for name, text in lists.items() if text}
-    numbers = {"seeds": seeds, "steps": steps}
+    numbers = {"seeds": seeds, "steps": steps, "kl_tau": kl_tau}
     asked |= {name: number for name, number in numbers.items() if number is not None}
     config = guard(lambda: read_stability(asked))
     with _bar(console) as bar:

@@ -34,6 +34,8 @@ class StabilityConfig(BaseModel):
 
     losses: list[Kind] = Field(default=["ipo", "icepop", "dppo", "unmasked"], min_length=1)
     """Each at its default bounds."""
+    kl_tau: float | None = Field(default=None, ge=0)
+    """Weight of (log r)² in the losses that have it, in place of their own: with 0 only the masks differ."""
     staleness: list[NonNegativeInt] = Field(default=[0, 8, 32, 64], min_length=1)
     """Optimiser steps between the weights that sample and those that learn, always exactly that many."""
     lrs: list[PositiveFloat] = Field(default=[1e-3, 3e-3, 1e-2, 3e-2, 1e-1], min_length=1)

@@ -82,6 +82,7 @@ def learn(places: list[Place], config: StabilityConfig, show: Callable[[BaseMode
     moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in weights]
     lrs = torch.tensor([place.lr for place in places])
     stale = torch.tensor([place.staleness for place in places])
+    bounds = bounds_of(config)
     seeds = torch.tensor([place.seed for place in places])
     past: deque[Weights] = deque(maxlen=max(config.staleness) + 1)
     rows: list[tuple[Tensor, ...]] = []
@@ -99,7 +100,7 @@ def learn(places: list[Place], config: StabilityConfig, show: Callable[[BaseMode
         seen = features(prompts, tokens).flatten(1, 2)
         every = logits(weights, seen).log_softmax(-1).view(*tokens.shape, DIGITS)
         logprobs = every.gather(-1, tokens[..., None])[..., 0]
-        loss, masked = losses_of(places, logprobs, inference_logprobs, advantages.expand_as(logprobs))
+        loss, masked = losses_of(places, bounds, logprobs, inference_logprobs, advantages.expand_as(logprobs))
         gradients = torch.autograd.grad(loss, weights)
         finite = update(weights, list(gradients), moments, lrs, step)
         log_ratio = (logprobs.detach() - inference_logprobs).double().clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
@@ -162,14 +163,18 @@ def sample(weights: Weights, prompts: Tensor, noise: Tensor) -> tuple[Tensor, Te
 
 
 def losses_of(
-    places: list[Place], logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor
+    places: list[Place],
+    bounds: dict[Kind, LossConfig],
+    logprobs: Tensor,
+    inference_logprobs: Tensor,
+    advantages: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The sum of all policies' losses, and the share of tokens that each drops [policies]."""
     loss, masked = torch.zeros(()), torch.zeros(len(places))
     kinds: dict[Kind, None] = dict.fromkeys(place.loss for place in places)
     for kind in kinds:
         own = torch.tensor([place.loss == kind for place in places])
-        config = BOUNDS[kind]
+        config = bounds[kind]
         flat = [one[own].flatten() for one in (logprobs, inference_logprobs, advantages)]
         tokens = ActionTokens(*flat)
         loss = loss + policy_loss(tokens, config, global_actions=ACTIONS)
@@ -178,7 +183,12 @@ def losses_of(
     return loss, masked
 
 
-BOUNDS: dict[Kind, LossConfig] = {"ipo": Ipo(), "icepop": IcePop(), "dppo": Dppo(), "unmasked": Unmasked()}
+def bounds_of(config: StabilityConfig) -> dict[Kind, LossConfig]:
+    """The losses, at their default bounds."""
+    if config.kl_tau is None:
+        return {"ipo": Ipo(), "icepop": IcePop(), "dppo": Dppo(), "unmasked": Unmasked()}
+    tau = config.kl_tau
+    return {"ipo": Ipo(kl_tau=tau), "icepop": IcePop(), "dppo": Dppo(kl_tau=tau), "unmasked": Unmasked()}
 
 
 def update(

@@ -13,7 +13,19 @@ import torch
 from pydantic import BaseModel
 
 from swe_env.stability import Kind, Run, StabilityConfig, cells
-from trainer.stability import LENGTH, Curves, Place, drawn, features, first_weights, learn, sample, summary
+from swe_env.training import Dppo, IcePop, Ipo, Unmasked
+from trainer.stability import (
+    LENGTH,
+    Curves,
+    Place,
+    bounds_of,
+    drawn,
+    features,
+    first_weights,
+    learn,
+    sample,
+    summary,
+)
 
 CONFIG = StabilityConfig(losses=["ipo"], staleness=[0, 3], lrs=[1e-2], seeds=1, steps=12)
 HERE = Place("ipo", 3, 1e-2, 1)
@@ -132,3 +144,9 @@ def test_what_cannot_be_mapped_is_refused(option: str, value: str, message: str,
     assert done.returncode != 0
     assert message in done.stderr
     assert not (tmp_path / "map").exists()
+
+
+def test_with_one_weight_of_the_divergence_only_the_masks_differ() -> None:
+    bounds = bounds_of(StabilityConfig(kl_tau=0.0))
+    assert bounds == {"ipo": Ipo(), "icepop": IcePop(), "dppo": Dppo(kl_tau=0.0), "unmasked": Unmasked()}
+    assert bounds_of(StabilityConfig())["dppo"] == Dppo()
