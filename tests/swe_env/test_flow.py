@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agents.vllm import VllmPolicy
 from swe_env import flow
-from swe_env.flow import Flow, Served, memory_left, pressure, served
+from swe_env.flow import Flow, Served, memory_left, pressure, runnable, served
 from tests.conftest import RunningModel
 
 
@@ -59,6 +59,13 @@ def test_a_machine_is_pressed_when_memory_or_cores_run_out(monkeypatch: pytest.M
     assert pressure(Served(), Served()) == "this machine is overloaded"
     monkeypatch.setattr(flow, "LEAST_MEMORY", 1.1)
     assert pressure(Served(), Served()) == "this machine has too little memory"
+
+
+def test_load_is_that_of_the_moment(tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text("7.00 6.00 5.00 3/512 4711\n")
+    assert runnable(tmp_path / "loadavg") == 3
+    assert runnable(tmp_path / "nothing") == 0
+    assert runnable() >= 1
 
 
 def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
