@@ -47,6 +47,11 @@ class Workers:
             for index, place in enumerate(self._places):
                 nursery.start_soon(self._keep, index, place)
 
+    @property
+    def alive(self) -> int:
+        """How many can be told to play."""
+        return len(self._alive)
+
     async def become(self, urls: Sequence[str]) -> None:
         """Tell them that these servers are there from now on."""
         self._urls = list(urls)
