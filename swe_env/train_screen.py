@@ -19,6 +19,10 @@ from swe_env.train_dir import EvaluationRow, StepRow
 
 ROWS = 12
 """Latest steps that are shown."""
+WIDE = 118
+"""Columns of a terminal that has room for all that there is of a step."""
+DETAILS = {"gradient", "mismatch", "ms/turn"}
+"""What is left out on a narrower one."""
 
 
 class Screen(Protocol):
@@ -93,12 +97,16 @@ class TrainScreen:
 
     def _table(self) -> Table:
         done = self._steps[-1].step + 1 if self._steps else 0
-        table = Table(title=f"{done} of {self._total} steps" if self._total else None)
+        title = f"{done} of {self._total} steps" if self._total else None
+        table = Table(title=title, header_style="bold", box=None, pad_edge=False)
         solved = {row.step: f"{row.solved:.3f}" for row in self._held_out}
-        for name in ("step", "held out", *(_cells(self._steps[-1]) if self._steps else ())):
-            table.add_column(name, justify="right")
+        shown = _cells(self._steps[-1]) if self._steps else {}
+        names = [name for name in shown if self._out.width >= WIDE or name not in DETAILS]
+        for name in ("step", "held out", *names):
+            table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
         for row in self._steps[-ROWS:]:
-            table.add_row(str(row.step), solved.get(row.step, ""), *_cells(row).values())
+            cells = _cells(row)
+            table.add_row(str(row.step), solved.get(row.step, ""), *(cells[name] for name in names))
         if self._held_out and (not self._steps or self._held_out[-1].step > self._steps[-1].step):
             last = self._held_out[-1]
             table.add_row(str(last.step), f"{last.solved:.3f}")
@@ -119,9 +127,9 @@ def _cells(row: StepRow) -> dict[str, str]:
         "mismatch": f"{row.mismatch:.0e}",
         "tokens/s": f"{row.tokens / seconds:,.0f}",
         "ms/turn": f"{1000 * row.overhead:.0f}",
-        "wait s": f"{row.rollout_seconds:.1f}",
-        "train s": f"{row.train_seconds:.1f}",
-        "publish s": f"{row.publish_seconds:.1f}",
+        "wait, train, publish s": ", ".join(
+            f"{one:.1f}" for one in (row.rollout_seconds, row.train_seconds, row.publish_seconds)
+        ),
     }
 
 
