@@ -71,9 +71,9 @@ async def _do(
 ) -> None:
     for attempt in range(retries + 1):
         async with places:
-            before = pulse.stood_still
+            before = pulse.stood_still()
             episode = await job.attempt(lambda stage: watcher.stage(job.id, stage))
-            episode = unless_it_stood_still(episode, pulse.stood_still - before)
+            episode = unless_it_stood_still(episode, pulse.stood_still() - before)
         will_retry = episode.end.is_infrastructure and attempt < retries
         if not will_retry:
             await trio.to_thread.run_sync(rundir.save, episode)
@@ -86,17 +86,21 @@ async def _do(
 class Pulse:
     """Notices when this process did not run: it was stopped, or its machine slept."""
 
-    stood_still: float = 0.0
-    """For so long in all [s]."""
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._beat = trio.current_time()
+
+    def stood_still(self) -> float:
+        """For so long in all, until now [s]."""
+        late = trio.current_time() - self._beat - BEAT
+        return self._before + (late if late > LATE else 0.0)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            before = trio.current_time()
             await trio.sleep(BEAT)
-            late = trio.current_time() - before - BEAT
-            if late > LATE:
-                self.stood_still += late
+            self._before = self.stood_still()
+            self._beat = trio.current_time()
 
 
 BEAT = 0.5

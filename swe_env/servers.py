@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
+import httpx
 import trio
 
 from agents.policy import PolicyError
@@ -18,13 +19,15 @@ from agents.weights import update_weights
 from sandboxes.protocol import Say
 from swe_env.probe import Mismatch, compare
 from swe_env.restarts import Restarts
-from swe_env.serve import UPDATABLE, Server, ServerFailed, ServerKilled, serve
+from swe_env.serve import UPDATABLE, Server, ServerFailed, ServerKilled, last_words, serve
 from swe_env.train_dir import TrainDir
 from swe_env.train_plan import TrainPlan
 from swe_env.training import Place, ServerConfig
 
 DEATH_SECONDS = 3.0
 """For a server that broke off to turn out to be dead."""
+SILENT = 3
+"""Looks in a row at which a server does not answer, and is held to be dead."""
 
 
 class Replicas:
@@ -162,7 +165,22 @@ async def _dead_rather_than_failing(server: Server) -> AsyncGenerator[None]:
 
 
 async def _death(server: Server) -> None:
-    """Wait for it. Raises :class:`ServerFailed`."""
-    while True:
-        server.check_alive()
-        await trio.sleep(0.5)
+    """Wait for it: its process ends, or it answers no more while it lingers. Raises :class:`ServerFailed`."""
+    silent = 0
+    async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
+        while True:
+            server.check_alive()
+            silent = 0 if await _answers(client, server.url) else silent + 1
+            if silent == SILENT:
+                words = last_words(server.log_path)
+                raise ServerFailed(f"vLLM answers no more at {server.url}: {words}; log: {server.log_path}")
+            await trio.sleep(0.5)
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health")).status_code == 200  # 503: its engine is dead
+    except httpx.ConnectError:
+        return False
+    except httpx.HTTPError:
+        return True  # it is busy, or about to be found dead

@@ -202,8 +202,8 @@ class Loop:
                 measured |= {"mismatch": mismatch.mean, "mismatch_max": mismatch.largest}
                 measured["publish_seconds"] = self._publish_seconds
             best = max(evaluated, key=evaluated.__getitem__, default=0)
-            needed = {0, best, step, step + 1, self._servers.version}
-            await trio.to_thread.run_sync(partial(where.remove_weights, but=needed))
+            needed = {0, best, self._servers.version}
+            await trio.to_thread.run_sync(partial(where.remove_weights, below=step, but=needed))
             row = row.model_copy(update=measured)
             if step not in done:
                 where.add(row)

@@ -220,10 +220,14 @@ class TrainDir:
         except OSError as error:
             raise RunError(f"cannot write to {self.metrics}: {error.strerror}; free some space") from None
 
-    def remove_weights(self, *, but: Collection[int]) -> None:
-        """Remove the weights of all versions that are not in `but`."""
+    def remove_weights(self, *, below: int, but: Collection[int]) -> None:
+        """Remove the weights of all versions below `below` that are not in `but`.
+
+        Those above may be of a process before this one: the trainer, which takes its steps again and finds
+        them there, does not write them again.
+        """
         for version in self.versions():
-            if version not in but:
+            if version < below and version not in but:
                 # first no longer weights, then gone: a kill in between leaves no half of them
                 path = self.weights(version)
                 shutil.rmtree(path.rename(path.with_name(f".old.{path.name}")), ignore_errors=True)

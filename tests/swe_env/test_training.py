@@ -180,6 +180,6 @@ def test_weights_that_nobody_needs_are_removed(tmp_path: Path) -> None:
     where = TrainDir(tmp_path)
     for version in range(5):
         where.weights(version).mkdir(parents=True)
-    where.remove_weights(but={0, 3, 4})
+    where.remove_weights(below=4, but={0, 3})
     assert where.versions() == [0, 3, 4]
     assert not list(where.weights(0).parent.glob(".*"))
