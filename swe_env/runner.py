@@ -114,4 +114,6 @@ def unless_it_stood_still(episode: Episode, seconds: float) -> Episode:
     if episode.end is not End.TIME_LIMIT or not seconds:
         return episode
     error = f"its clock ran out while this process stood still for {seconds:.0f} s (it was stopped)"
-    return episode.model_copy(update={"end": End.INTERNAL_ERROR, "error": error, "reward": None})
+    return episode.model_copy(
+        update={"end": End.INTERNAL_ERROR, "error": error, "reward": None, "grade": None}
+    )

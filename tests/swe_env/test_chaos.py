@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes.oci import lacking
 from swe_env.train_dir import TrainDir
 from tests.sandboxes.conftest import REPOSITORY
 from tests.swe_env.chaos import BLOWS, CONFIG, assert_is_whole, processes, strike, training
 
-pytestmark = [pytest.mark.docker, pytest.mark.vllm]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.vllm,
+    pytest.mark.skipif(bool(lacking()), reason=lacking()),  # root among it, who may mount a small disk
+]
 
 
 def test_whatever_is_killed_a_training_comes_to_its_end_and_nothing_is_lost_or_taken_twice(
