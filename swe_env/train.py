@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -180,10 +180,12 @@ class Loop:
 
     async def _steps(self, trainer: Child) -> None:
         config, where, rows = self._plan.config, self._where, self._where.rows()
-        done = {row.step for row in rows if isinstance(row, StepRow)}
         evaluated = {row.step: row.solved for row in rows if isinstance(row, EvaluationRow)}
-        first = (await self._told(trainer, Ready)).ready
-        for step in range(first, config.steps + 1):
+        seen = {row.step for row in rows if isinstance(row, StepRow)}
+        ready = await self._told(trainer, Ready)
+        if ready.last is not None and ready.last.step not in seen:
+            await self._finish(ready.last, evaluated)
+        for step in range(ready.ready, config.steps + 1):
             if config.is_evaluated(step) and step not in evaluated:
                 await self._publish(step)
                 evaluated[step] = await self._evaluate(step)
@@ -193,24 +195,31 @@ class Loop:
                 await self._publish(step)
                 await self._rollouts.batch(step)
             row = await self._told(trainer, StepRow)
-            batch = where.read_batch(step)
-            measured: dict[str, float] = {"rollout_seconds": batch.seconds, "at_once": batch.at_once}
-            if not where.batch(
-                step + 1
-            ).exists():  # else the next step is taken again, and nobody plays for it
-                mismatch = await self._publish(step + 1)
-                measured |= {"mismatch": mismatch.mean, "mismatch_max": mismatch.largest}
-                measured["publish_seconds"] = self._publish_seconds
-            best = max(evaluated, key=evaluated.__getitem__, default=0)
-            needed = {0, best, self._servers.version}
-            await trio.to_thread.run_sync(partial(where.remove_weights, below=step, but=needed))
-            row = row.model_copy(update=measured)
-            if step not in done:
-                where.add(row)
-            self._screen.row(row, config.steps)
-            self._restarts.step_is_done()
+            if step in seen:
+                self._screen.row(row, config.steps)
+            else:
+                await self._finish(row, evaluated)
         while await trainer.line() is not None:  # its last checkpoint
             pass
+
+    async def _finish(self, row: StepRow, evaluated: Mapping[int, float]) -> None:
+        """Publish what a step made, and write its row down."""
+        where, step, batch = self._where, row.step, self._where.read_batch(row.step)
+        mismatch = await self._publish(step + 1)
+        best = max(evaluated, key=evaluated.__getitem__, default=0)
+        needed = {0, best, self._servers.version}
+        await trio.to_thread.run_sync(partial(where.remove_weights, below=step, but=needed))
+        measured = {
+            "rollout_seconds": batch.seconds,
+            "at_once": batch.at_once,
+            "mismatch": mismatch.mean,
+            "mismatch_max": mismatch.largest,
+            "publish_seconds": self._publish_seconds,
+        }
+        row = row.model_copy(update=measured)
+        where.add(row)
+        self._screen.row(row, self._plan.config.steps)
+        self._restarts.step_is_done()
 
     async def _told(self, trainer: Child, what: type[Line]) -> Line:
         """The trainer's next line of that kind."""

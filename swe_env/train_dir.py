@@ -31,15 +31,6 @@ from swe_env.rundir import RunDir, RunError, write_atomic
 from swe_env.training import TrainConfig
 
 
-class Ready(BaseModel):
-    """The trainer's first line: it has weights, and goes on from here."""
-
-    model_config = ConfigDict(frozen=True)
-
-    ready: int
-    """Steps done."""
-
-
 class StepRow(BaseModel):
     """One optimiser step."""
 
@@ -101,6 +92,17 @@ class EvaluationRow(BaseModel):
     episodes: int
     invalid: int
     seconds: float
+
+
+class Ready(BaseModel):
+    """The trainer's first line: it has weights, and goes on from here."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ready: int
+    """Steps done."""
+    last: StepRow | None = None
+    """Of the step before: no step is taken again that a checkpoint has, so its row may not have been seen."""
 
 
 @dataclass(frozen=True)

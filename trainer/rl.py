@@ -63,11 +63,11 @@ def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device 
     config, where = asked.config, TrainDir(asked.directory)
     scorer = load_scorer(where.weights(0), config.trainer, device)
     trainer = make_trainer(scorer, config.schedule, config.trainer)
-    load_checkpoint(trainer, where.checkpoints)
+    last = (load_checkpoint(trainer, where.checkpoints) or {}).get("row")
     with _publisher(scorer, asked) as publish:
         publish(trainer.steps)  # what was written may have been removed since the checkpoint
         if rank() == 0:
-            show(Ready(ready=trainer.steps))
+            show(Ready.model_validate({"ready": trainer.steps, "last": last}))
         while trainer.steps < config.steps:
             step = trainer.steps
             idle = _wait_for(where.batch(step))
@@ -80,7 +80,8 @@ def train(asked: Asked, show: Callable[[BaseModel], None], device: torch.device 
             version = trainer.steps
             publish(version)
             if version % config.trainer.checkpoint_every == 0 or version == config.steps:
-                save_checkpoint(trainer, where.checkpoints, {}, keep=config.trainer.keep)
+                position = {"row": row.model_dump(mode="json")}
+                save_checkpoint(trainer, where.checkpoints, position, keep=config.trainer.keep)
             if rank() == 0:
                 show(row)
 

@@ -187,3 +187,20 @@ def test_killed_while_it_plays_ahead_and_asked_again_nothing_is_lost_or_taken_tw
             assert all(batch.step - 2 <= version <= batch.step for version in versions)
             ahead += min(versions) < batch.step
     assert ahead > 0  # some were played before the step before theirs was learnt
+
+
+def test_killed_between_a_checkpoint_and_the_row_of_its_step_the_row_is_not_lost(
+    base_image: str, tmp_path: Path
+) -> None:
+    config, out = tmp_path / "train.toml", tmp_path / "run"
+    config.write_text(ASYNCHRONOUS.replace("steps = 4", "steps = 2"))
+    where = TrainDir(out)
+    said, _ = start(str(config), "--out", str(out)).communicate(timeout=300)
+    rows = where.rows()
+    assert [row.step for row in rows] == [0, 1], said
+    where.metrics.write_text(rows[0].model_dump_json() + "\n")  # as when the second was not written yet
+    said, _ = start(str(config), "--out", str(out)).communicate(timeout=300)
+    again = where.rows()
+    assert [row.step for row in again] == [0, 1], said
+    of_server = {"mismatch", "mismatch_max", "publish_seconds"}  # measured again
+    assert again[1].model_dump(exclude=of_server) == rows[1].model_dump(exclude=of_server)

@@ -16,7 +16,7 @@ import torch
 
 from agents.loop import Budget
 from swe_env.rundir import RunError, write_atomic
-from swe_env.train_dir import StepRow, TrainDir
+from swe_env.train_dir import Ready, StepRow, TrainDir
 from swe_env.training import OptimiserConfig, RolloutConfig, TrainConfig, TrainerConfig
 from tests.trainer.batches import episode, training
 from trainer.checkpoint import checkpoints
@@ -58,7 +58,7 @@ def steps_of(where: TrainDir, config: TrainConfig, *, kill_after: int | None = N
         [sys.executable, "-m", "trainer.rl", str(file)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline()).keys() == {"ready"}
+        Ready.model_validate_json(process.stdout.readline())
         for line in process.stdout:
             rows.append(StepRow.model_validate_json(line))
             if len(rows) == kill_after:
@@ -81,6 +81,16 @@ def test_killed_and_started_again_it_takes_the_same_steps(where: TrainDir, tmp_p
     same = ("weights/step-4/model.safetensors", "probes/step-4.json")
     for name in same:
         assert (where.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_the_row_of_a_step_that_is_not_taken_again_is_told_again(where: TrainDir) -> None:
+    told: list[object] = []
+    train(Asked(config=config(steps=2), directory=where.path), told.append)
+    train(Asked(config=config(steps=3), directory=where.path), told.append)
+    first, _, second, goes_on, third = told
+    assert first == Ready(ready=0)
+    assert goes_on == Ready(ready=2, last=second)  # type: ignore[arg-type]
+    assert isinstance(third, StepRow)
 
 
 def test_a_step_waits_until_its_batch_is_complete(where: TrainDir) -> None:
