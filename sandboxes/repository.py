@@ -29,6 +29,9 @@ INCOMING = f"{STORE}/incoming"
 RECIPE = 3
 """Changes when sealing changes, so that images sealed the old way are not used again."""
 
+MAX_FROZEN = 16 << 20
+"""Largest start that is kept in memory [bytes]."""
+
 MAX_PATHS = 5000
 """Most files that a patch may touch to be graded."""
 
@@ -86,6 +89,25 @@ async def seal(sandbox: Sandbox, workdir: str, base_commit: str | None) -> Basel
             "check the task's image, workdir and base_commit"
         )
     return Baseline(workdir=workdir, tree=last.removeprefix("tree "))
+
+
+async def freeze(sandbox: Sandbox, baseline: Baseline) -> bytes | None:
+    """A sealed repository and its store as an archive, for :func:`thaw`; None if it is too large to be kept.
+
+    To be taken before anybody else had the sandbox in hand.
+    """
+    env = {"WORKDIR": baseline.workdir, "STORE": STORE}
+    # posix: with fractions of a second, by which git knows that a file was not touched
+    script = 'tar -c --format=posix -C / -- "${WORKDIR#/}" "${STORE#/}" 2>/dev/null'
+    result = await sandbox.run(script, env=env, cwd="/", timeout=60, session=False, output_limit=MAX_FROZEN)
+    return None if result.exit_code or result.dropped else result.output
+
+
+async def thaw(sandbox: Sandbox, frozen: bytes) -> None:
+    """Lay a repository out as it was when it was frozen, in a sandbox of the same image."""
+    result = await sandbox.run("tar -xp -C /", cwd="/", stdin=frozen, timeout=60, session=False)
+    if result.exit_code != 0:
+        raise RepositoryError(f"cannot lay the repository out: {result.text.strip()[-300:]}")
 
 
 async def capture(sandbox: Sandbox, baseline: Baseline, *, timeout: float = 120.0) -> Patch:

@@ -1,13 +1,14 @@
 """From a task to a sandbox in which its repository is ready: the same start for agent and grader.
 
 An image's repository is sealed once (history cleaned, start recorded) and kept as an image of ours, so
-that an episode pays for a container start and nothing else. An inline repository is laid out each time.
+that an episode pays for a container start and nothing else. An inline repository is sealed once, too, and an
+archive of it unpacked for each episode; one with a setup script is set up each time.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,17 @@ from typing import Protocol
 import trio
 
 from sandboxes.protocol import Engine, ImageUnavailable, Layered, Limits, Sandbox, Warming
-from sandboxes.repository import RECIPE, Baseline, Patch, RepositoryError, capture, lay_out, seal
+from sandboxes.repository import (
+    RECIPE,
+    Baseline,
+    Patch,
+    RepositoryError,
+    capture,
+    freeze,
+    lay_out,
+    seal,
+    thaw,
+)
 from tasks.model import ImageRef, InlineRepo, TaskView
 
 ENVIRONMENT = {
@@ -32,6 +43,8 @@ ENVIRONMENT = {
 
 SEALED = "swe-env/sealed"
 """Repository of the images that are made here for sandboxes to start from."""
+FROZEN = 64
+"""Most inline repositories kept in memory, those used last."""
 _BASELINE_LABEL = "swe-env.baseline"
 _SEALING = Limits(memory=8 << 30, cpus=2.0, pids=1024)
 
@@ -60,6 +73,14 @@ class Workspace:
         return await capture(self.sandbox, self.baseline)
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Of an inline repository."""
+
+    baseline: Baseline
+    archive: bytes
+
+
 class Images(Protocol):
     """Where images come from that may not be here yet."""
 
@@ -82,6 +103,7 @@ class Workspaces:
         self._images = images
         self._setup_once = setup_once
         self._sealing: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+        self._frozen: OrderedDict[str, _Start] = OrderedDict()
 
     @asynccontextmanager
     async def open(self, view: TaskView, *, again: bool = False) -> AsyncGenerator[Workspace]:
@@ -102,14 +124,31 @@ class Workspaces:
                     yield Workspace(sandbox, baseline, origin)
             case InlineRepo():
                 async with self._sandbox(self._base_image, view, view.limits, again) as sandbox:
-                    baseline = await _prepare(sandbox, view)
+                    baseline = await self._lay_out(sandbox, view)
                     yield Workspace(sandbox, baseline, sandbox.image_id, started_sealed=False)
+
+    async def _lay_out(self, sandbox: Sandbox, view: TaskView) -> Baseline:
+        """As :func:`_prepare`, once for all sandboxes of a task that has no setup script."""
+        if view.setup:
+            return await _prepare(sandbox, view)
+        key = _digest(sandbox.image_id, view.image.model_dump_json(), view.workdir, view.base_commit or "")
+        async with self._sealing[key]:  # several episodes of one task start together
+            if (start := self._frozen.get(key)) is None:
+                baseline = await _prepare(sandbox, view)
+                if frozen := await freeze(sandbox, baseline):
+                    self._frozen[key] = _Start(baseline, frozen)
+                    if len(self._frozen) > FROZEN:
+                        self._sealing.pop(self._frozen.popitem(last=False)[0], None)
+                return baseline
+            self._frozen.move_to_end(key)
+        await thaw(sandbox, start.archive)
+        return start.baseline
 
     async def _sealed_image(self, name: str, view: TaskView) -> tuple[str, str, Baseline]:
         origin = await self._engine.image_id(name)
         files = view.image.model_dump_json()
-        recipe = "\0".join([origin, files, view.workdir, view.base_commit or "", view.setup, str(RECIPE)])
-        tag = f"{SEALED}:{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
+        recipe = _digest(origin, files, view.workdir, view.base_commit or "", view.setup, str(RECIPE))
+        tag = f"{SEALED}:{recipe}"
         async with self._sealing[tag]:  # several episodes of one task start together: seal once
             return origin, tag, await self._seal(tag, name, view)
 
@@ -134,6 +173,10 @@ class Workspaces:
             if again and isinstance(self._engine, Warming):
                 self._engine.prepare(image, workdir=view.workdir, limits=limits, env=ENVIRONMENT)
             yield sandbox
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 async def _prepare(sandbox: Sandbox, view: TaskView) -> Baseline:

@@ -1,6 +1,6 @@
 """Blows against a training while it runs, and what must be true of it at its end whatever they were.
 
-    python -m tests.swe_env.chaos --minutes 20 [--sandbox docker] [--seed N]
+    python -m tests.swe_env.chaos --minutes 20 [--sandbox docker] [--blows daemon ...] [--seed N]
 
 strikes for that long, the Docker daemon too where the sandboxes are Docker's (it ends containers of others).
 """
@@ -212,15 +212,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--sandbox", choices=("oci", "docker"), default="oci")
+    parser.add_argument("--blows", nargs="*", choices=[*BLOWS, "daemon"], help="these and no others")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     asked = parser.parse_args()
+    chosen = asked.blows or [*BLOWS, *(["daemon"] if asked.sandbox == "docker" else [])]
     draw, steps = random.Random(asked.seed), max(8, round(3 * asked.minutes))
     print(f"seed {asked.seed}, {steps} steps")
     end = time.monotonic() + 60 * asked.minutes
 
     def blows() -> Iterator[str]:
         while time.monotonic() < end:
-            yield draw.choice([*BLOWS, *(["daemon"] if asked.sandbox == "docker" else [])])
+            yield draw.choice(chosen)
 
     with tempfile.TemporaryDirectory() as scratch:
         config, out = Path(scratch) / "chaos.toml", Path(scratch) / "run"

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from sandboxes.oci import OciSandbox, lacking
-from sandboxes.repository import capture
+from sandboxes.repository import Patch, capture
 from swe_env.workspace import Workspace, Workspaces
 from tests.conftest import Backend, connected
 from tests.swe_env.conftest import make_task
@@ -33,8 +33,6 @@ def in_workspace(
     backend: Backend,
     base_image: str,
     body: Callable[[Workspace], Awaitable[None]],
-    *,
-    setup_once: bool = True,
 ) -> None:
     async def main() -> None:
         with trio.fail_after(TEST_SECONDS):
@@ -68,6 +66,31 @@ def test_a_git_that_the_agent_put_in_place_reads_nothing(base_image: str) -> Non
         assert (await workspace.capture()).paths == ["calc.py"]
 
     in_workspace("oci", base_image, body)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_of_a_repository_that_was_frozen_a_patch_has_the_same_bytes(
+    base_image: str, backend: Backend, change: str
+) -> None:
+    async def main() -> None:
+        async with connected(backend, "test-frozen") as engine:
+            workspaces, task = Workspaces(engine, base_image), make_task()
+            states: list[bytes] = []
+            patches: list[Patch] = []
+            with trio.fail_after(TEST_SECONDS):
+                for _ in ("laid out", "thawed"):
+                    async with workspaces.open(task.view()) as workspace:
+                        state = await workspace.sandbox.run(
+                            "git status --porcelain; git log --format=fuller; git config -l; stat -c %n%a%F *"
+                        )
+                        states.append(state.output)
+                        await workspace.sandbox.run(CHANGES[change])
+                        patches.append(await workspace.capture())
+            assert states[0] == states[1]
+            assert patches[0] == patches[1]
+            assert bool(patches[1].data) == (change != "nothing")
+
+    trio.run(main)
 
 
 def test_set_up_once_runs_the_setup_script_once(base_image: str, backend: Backend) -> None:
