@@ -77,8 +77,8 @@ def ensure_engine(say: Say) -> None:
             raise EngineUnavailable(
                 "Docker is not installed: install your distribution's docker package first"
             )
-        say("installing Docker from Debian (docker.io, iptables)")
-        _apt_install(["docker.io", "iptables"], EngineUnavailable)
+        say("installing Docker and crun from Debian (docker.io, iptables, crun)")
+        _apt_install(["docker.io", "iptables", "crun"], EngineUnavailable)
     say("starting the Docker engine")
     if Path("/run/systemd/system").is_dir():
         _command(["systemctl", "start", "docker"], EngineUnavailable, seconds=60)

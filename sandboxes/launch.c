@@ -24,8 +24,9 @@
 
 enum { IDS = 65536, PAGE = 4096 };
 /* <sys/mount.h> cannot be had beside <linux/mount.h> with every C library. */
-enum { NO_SUID = 2, NO_DEV = 4, BIND = 4096, RECURSIVE = 16384, SLAVE = 1 << 19 };
+enum { NO_SUID = 2, NO_DEV = 4, BIND = 4096, RECURSIVE = 16384, SLAVE = 1 << 19, DETACH = 2 };
 int mount(const char *, const char *, const char *, unsigned long, const void *);
+int umount2(const char *, int);
 
 static void fail(const char *doing, const char *what) {
     fprintf(stderr, "cannot %s %s: %s\n", doing, what, strerror(errno));
@@ -142,6 +143,8 @@ int main(int argc, char **argv) {
     if (mkdir("up/u", 0755) || mkdir("up/w", 0700) || chown("up/u", base, base)) fail("make", "the upper layer");
     if (mkdir("root", 0711) || mount("overlay", "root", "overlay", NO_SUID | NO_DEV, options))
         fail("mount", "the image's layers");
+    /* Where both versions of control groups are mounted, ours are in the first; crun wants to see one. */
+    umount2("/sys/fs/cgroup/unified", DETACH);
     set_limits(argv[4]);
     execvp(argv[5], argv + 5);
     fail("run", argv[5]);

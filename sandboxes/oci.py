@@ -1,7 +1,7 @@
-"""Sandboxes without a daemon: overlay mounts on an image's layers, and runc.
+"""Sandboxes without a daemon: overlay mounts on an image's layers, and crun or runc.
 
 A sandbox is a directory under `RUN/NUMBER` and one process: `launch.c` mounts the layers in a namespace of
-its own and becomes `runc run`, whose stdin and stdout are the supervisor's (:mod:`sandboxes.wire`). When that
+its own and becomes `crun run`, whose stdin and stdout are the supervisor's (:mod:`sandboxes.wire`). When that
 process ends, however it ends, the mounts are gone; when this one ends, the supervisor sees its stdin close
 and takes every process in the sandbox with it. Every sandbox alive has a range of user ids of its own.
 
@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -37,6 +38,8 @@ from sandboxes.wire import ByteStream, Session
 
 FIRST_ID, IDS, SANDBOXES, ENGINES = 1 << 28, 1 << 16, 1024, 56
 """User ids of this machine that sandboxes get: `IDS` each, for `SANDBOXES` alive in each of `ENGINES`."""
+OLDEST_CRUN = (1, 8)
+"""That this was tried with."""
 INODE_BYTES = 1024
 """Kernel memory of an empty file."""
 
@@ -231,8 +234,16 @@ class OciEngine:
 
 
 def runtime() -> str | None:
-    """Path of the container runtime."""
-    return shutil.which("runc", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    """Path of the container runtime: crun where there is a recent one, because it starts in half the time."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    crun = shutil.which("crun", path=path)
+    return crun if crun and _version(crun) >= OLDEST_CRUN else shutil.which("runc", path=path)
+
+
+def _version(crun: str) -> tuple[int, ...]:
+    said = subprocess.run([crun, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"crun version (\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def lacking() -> str:
@@ -242,7 +253,7 @@ def lacking() -> str:
     if os.geteuid() != 0:
         return "it needs root: use --sandbox docker"
     if runtime() is None:
-        return "runc is missing: `apt-get install runc`"
+        return "crun and runc are missing: `apt-get install crun`"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "the kernel has no overlay file system: `modprobe overlay`"
     if not cgroups_writable():

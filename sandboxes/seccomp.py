@@ -9,8 +9,8 @@ purpose, so that it can be audited by reading; a call in no group is refused.
 
 A refused call fails with EPERM. Where programs have a second way that they take only if the kernel does not
 know the first, it fails with ENOSYS instead (:data:`NOT_HERE`). A name that the runtime's libseccomp does
-not know is skipped by it, and a call newer than every name here is answered with ENOSYS by runc itself, so
-that a C library newer than this list falls back. Needs Linux 4.8, where a tracer cannot rewrite what the
+not know is skipped by it, and a call newer than every name here gets ENOSYS from the runtime, so that
+a C library newer than this list falls back. Needs Linux 4.8, where a tracer cannot rewrite what the
 filter has passed. What a filter cannot see (paths, uids) is for namespaces and capabilities.
 """
 

@@ -183,6 +183,10 @@ static uint64_t now_ns(void) {
     return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
+static void take_signals(void) {
+    while (read(signals, scratch, sizeof(struct signalfd_siginfo)) > 0) {}
+}
+
 /* Collect the dead. Returns whether anyone is left. */
 static bool reap(struct job *job) {
     int status;
@@ -199,9 +203,10 @@ static void sweep(struct job *job) {
     for (;;) {
         kill(-1, SIGKILL);
         if (!reap(job)) break;
-        struct pollfd watch = {client_in, 0, 0};
-        poll(&watch, 1, 1);
-        if (watch.revents & (POLLHUP | POLLERR)) client_gone();
+        struct pollfd watch[2] = {{client_in, 0, 0}, {signals, POLLIN, 0}};
+        poll(watch, 2, 1);
+        if (watch[0].revents & (POLLHUP | POLLERR)) client_gone();
+        take_signals();
     }
     while (orphan_count) close(orphans[--orphan_count]);
 }
@@ -319,7 +324,7 @@ static int wait_for_events(struct job *job, int timeout_ms) {
     if (poll(watch, 4 + count, timeout_ms) < 0) return 0;
     if (watch[0].revents & (POLLHUP | POLLERR | POLLNVAL)) client_gone();
     if (watch[1].revents) {
-        while (read(signals, scratch, sizeof(struct signalfd_siginfo)) > 0) {}
+        take_signals();
         reap(job);
     }
     for (int i = count; i-- > 0;)
@@ -434,11 +439,11 @@ static void write_all(int fd, const char *from, size_t size) {
  * SETUP: the session's variables, then a pause until we say go, then the client's variables. The script is
  * in a memfd: no limit on its size, and `pkill -f` does not find it in this process's arguments. bash evals
  * it, so that messages say "bash: line N" and N is the script's own.
- * At the end it saves its state, even if the script replaced the EXIT trap: hence the second call. The
+ * At the end it saves its state, once, even if the script replaced the EXIT trap: hence the second call. The
  * directory is emptied first and written last: it says that the environment is whole. */
 #define SAVE                                                                                            \
     "\n__swe_env_save() { command : >|/proc/self/fd/63; command export -p >|/proc/self/fd/62 && "       \
-    "command pwd >|/proc/self/fd/63; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
+    "command pwd >|/proc/self/fd/63; __swe_env_save() { return $1; }; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
 #define GO "\nread -r REPLY <&9 || exit; exec 9<&-\n. /proc/self/fd/58\n"
 #define TAKE "IFS= read -r -d '' REPLY </proc/self/fd/60; exec 58<&- 60<&- 61<&-\n"
 #define BASH ". /proc/self/fd/61 2>/dev/null; eval \"$REPLY\""

@@ -16,6 +16,7 @@ import re
 import shlex
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,8 @@ FILE_SECONDS = 120.0
 """Deadline of a file operation [s]."""
 REASON_SECONDS = 0.7
 """Most time spent on finding out why a stream ended [s]."""
+SMALL = 4096
+"""A request of so many bytes fits into any pipe: sending it waits for nobody."""
 MAX_TIMEOUT = 2**32 / 1000 - 1
 """Longest deadline that the frame can carry [s]."""
 
@@ -194,6 +197,10 @@ class Session:
         return reply
 
     async def _exchange(self, parts: list[bytes], limit: int) -> _Reply:
+        if sum(map(len, parts)) <= SMALL:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # see send()
+                await self._stream.send_all(b"".join(parts))
+            return await self._receive_reply(limit)
         sent = False
 
         async def send() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sandboxes.binaries import binary
 from sandboxes.engine import BASE_IMAGE, engine_answers
-from sandboxes.oci import lacking
+from sandboxes.oci import lacking, runtime
 from sandboxes.oci_images import ImageStore
 from sandboxes.protocol import SandboxError
 
@@ -74,7 +74,8 @@ def _sandboxes() -> Finding:
     """The daemonless backend is the faster one, not the only one: without it nothing is missing."""
     if reason := lacking():
         return Finding(what="sandboxes", ok=True, detail=f"docker (oci is faster, but {reason})")
-    return Finding(what="sandboxes", ok=True, detail="oci: no daemon needed while episodes run")
+    faster = "" if Path(runtime() or "").name == "crun" else " (faster with crun: apt-get install crun)"
+    return Finding(what="sandboxes", ok=True, detail=f"oci: no daemon needed while episodes run{faster}")
 
 
 def _base_image() -> Finding:

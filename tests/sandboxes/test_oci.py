@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import trio
 
 from sandboxes import oci, oci_images, oci_place
-from sandboxes.oci import OciEngine, OciSandbox, lacking
+from sandboxes.oci import OciEngine, OciSandbox, lacking, runtime
 from sandboxes.oci_place import controllers, remove_cgroups
 from sandboxes.protocol import ImageUnavailable, Limits, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, owner_label
@@ -351,9 +352,58 @@ def test_without_control_groups_the_cure_is_the_other_backend(
     assert "cannot be written" in lacking()
 
 
-def test_without_runc_the_cure_is_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_the_cure_is_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oci, "runtime", lambda: None)
-    assert lacking() == "runc is missing: `apt-get install runc`"
+    assert lacking() == "crun and runc are missing: `apt-get install crun`"
+
+
+MAKE = r"""
+for process in self 1; do grep -E '^(Cap|NoNewPrivs|Seccomp:|Uid|Gid|Groups|SigQ)' /proc/$process/status; done
+cut -c23- /proc/self/uid_map /proc/self/gid_map  # without the range itself
+awk '{print $5}' /proc/self/mountinfo | sort
+ulimit -a; umask; id; env | sort
+sed 's/swe-env-[0-9a-f]*//; s:/swe-env/[0-9]*::' /proc/self/cgroup | sort
+cd /proc/sys && cat kernel/hostname kernel/shmmax kernel/sem net/ipv4/ping_group_range fs/mqueue/*
+cat /proc/self/oom_score_adj /proc/1/oom_score_adj; wc -l </proc/net/dev
+cat /proc/keys /proc/timer_list /proc/kcore /sys/firmware/* 2>&1
+"""
+"""Shows what isolates a sandbox."""
+CONTROLLED = ("memory.limit*", "memory.memsw.limit*", "memory.max", "pids.max", "cpu.cfs_*_us", "cpu.max")
+
+
+@pytest.mark.skipif(
+    not (shutil.which("crun") and shutil.which("runc", path="/usr/bin:/usr/sbin")), reason="one runtime only"
+)
+def test_either_runtime_makes_the_same_sandbox(base_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(engine: OciEngine) -> tuple[str, list[str]]:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            group = f"swe-env/{engine.number}/{sandbox.id}"
+            files = [
+                file
+                for pattern in CONTROLLED
+                for root in (oci_place.CGROUPS, *oci_place.CGROUPS.glob("*"))
+                for file in (root / group).glob(pattern)
+            ]
+            assert files
+            limits = [f"{file.name} {file.read_text()}" for file in files]
+            return (await sandbox.run(MAKE)).text, sorted(limits)
+
+    made: list[tuple[str, list[str]]] = []
+    for name in ("crun", "runc"):
+        path = shutil.which(name, path="/usr/bin:/usr/sbin")
+        monkeypatch.setattr(oci, "runtime", lambda path=path: path)
+        made.append(in_engine(body))
+    assert made[0] == made[1]
+
+
+def test_an_older_crun_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, version in (("crun", "1.7.2"), ("runc", "1.1.5")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} version {version}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert runtime() == str(tmp_path / "runc")
+    (tmp_path / "crun").write_text("#!/bin/sh\necho crun version 1.14.1\n")
+    assert runtime() == str(tmp_path / "crun")
 
 
 def test_the_disk_is_capped(base_image: str) -> None:

@@ -54,7 +54,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 def sandboxes_of(process: subprocess.Popen[str]) -> list[str]:
     """Containers that a process made, and container runtimes that are its children."""
-    runtimes = subprocess.run(["pgrep", "-P", str(process.pid), "runc"], capture_output=True, text=True)
+    runtimes = subprocess.run(["pgrep", "-P", str(process.pid), "crun|runc"], capture_output=True, text=True)
     argv = ["docker", "ps", "-a", "--format", '{{.Label "swe-env.owner"}} {{.Names}}']
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line.split()[-1] for line in lines if f":{process.pid}:" in line] + runtimes.stdout.split()

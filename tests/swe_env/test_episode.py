@@ -66,7 +66,7 @@ def kill_sandboxes(backend: Backend, request: pytest.FixtureRequest) -> Callable
             label = f"label=swe-env.run=test-{request.node.name}"
             kill, find = ["docker", "kill"], ["docker", "ps", "-q", "--filter", label]
         else:  # what this process's runtimes started
-            kill, runtimes = ["kill", "-9"], output("pgrep", "-P", str(os.getpid()), "runc")
+            kill, runtimes = ["kill", "-9"], output("pgrep", "-P", str(os.getpid()), "crun|runc")
             find = ["pgrep", "-P", ",".join(runtimes) or "0"]
         if not (found := output(*find)):
             raise LookupError
