@@ -22,31 +22,7 @@ from pathlib import Path
 from sandboxes.engine import ensure_engine
 from swe_env.train_dir import StepRow, TrainDir
 from tests.sandboxes.conftest import REPOSITORY
-
-CONFIG = """
-model = "tiny:glm"
-prompts = "tiny"
-steps = {steps}
-sandbox = "{sandbox}"
-async.max_off_policy_steps = 2
-[rollout]
-tasks = "synthetic:train:6"
-tasks_per_step = 2
-group_size = 2
-concurrency = 8
-workers = [{{}}, {{}}]
-replace_without_spread = false
-[rollout.budget]
-turns = 3
-context_tokens = 1024
-turn_tokens = 96
-seconds = 60
-[server]
-replicas = [{{}}, {{}}]
-[trainer]
-checkpoint_every = 2
-"""
-"""The policy knows nothing, no group has a spread: steps change no weight, but make a new version."""
+from tests.swe_env.trainings import untaught
 
 
 class Victims:
@@ -226,7 +202,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         config, out = Path(scratch) / "chaos.toml", Path(scratch) / "run"
-        config.write_text(CONFIG.format(steps=steps, sandbox=asked.sandbox))
+        config.write_text(untaught(steps=steps, sandbox=asked.sandbox, servers=2))
         with training(config, out) as running:
             try:
                 strike(TrainDir(out), running, blows(), draw)

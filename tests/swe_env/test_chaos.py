@@ -14,7 +14,8 @@ import pytest
 from sandboxes.oci import lacking
 from swe_env.train_dir import TrainDir
 from tests.sandboxes.conftest import REPOSITORY
-from tests.swe_env.chaos import BLOWS, CONFIG, assert_is_whole, processes, strike, training
+from tests.swe_env.chaos import BLOWS, assert_is_whole, processes, strike, training
+from tests.swe_env.trainings import untaught
 
 pytestmark = [
     pytest.mark.docker,
@@ -30,7 +31,7 @@ def test_whatever_is_killed_a_training_comes_to_its_end_and_nothing_is_lost_or_t
     draw, steps = random.Random(seed), 4 * len(BLOWS)
     print(f"seed {seed}")
     config, out = tmp_path / "chaos.toml", tmp_path / "run"
-    config.write_text(CONFIG.format(steps=steps, sandbox="oci"))
+    config.write_text(untaught(steps=steps, sandbox="oci", servers=2))
     with training(config, out) as running:
         strike(TrainDir(out), running, iter(draw.sample(BLOWS, len(BLOWS))), draw)
         print(running.said())
@@ -58,8 +59,7 @@ def test_a_full_disk_ends_a_training_with_a_word_and_with_space_the_same_command
     base_image: str, tmp_path: Path, small_disk: Path
 ) -> None:
     config, out, steps = tmp_path / "chaos.toml", small_disk / "run", 6
-    one_server = CONFIG.replace("replicas = [{{}}, {{}}]", "")
-    config.write_text(one_server.format(steps=steps, sandbox="oci"))
+    config.write_text(untaught(steps=steps, sandbox="oci"))
     argv = [sys.executable, "-m", "swe_env", "train", str(config), "--out", str(out)]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY

@@ -8,19 +8,15 @@ import sys
 from pathlib import Path
 
 from tests.sandboxes.conftest import REPOSITORY
+from tests.swe_env.trainings import SMALL
 
 SCRIPT = "configs/slurm/train.sbatch"
-CONFIG = """
-model = "tiny:glm"
-prompts = "tiny"
-steps = 4
-[rollout]
-tasks = "synthetic:train:10"
-tasks_per_step = 3
-group_size = 2
-[server]
+CONFIG = (
+    SMALL
+    + """[server]
 environment = { OMP_NUM_THREADS = "1" }
 """
+)
 
 
 def submit(tmp_path: Path, *nodes: str, **environment: str) -> subprocess.CompletedProcess[str]:

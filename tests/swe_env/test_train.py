@@ -14,6 +14,7 @@ import pytest
 from swe_env.rundir import RunDir
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
 from tests.sandboxes.conftest import REPOSITORY
+from tests.swe_env.trainings import untaught
 
 pytestmark = [pytest.mark.docker, pytest.mark.vllm]
 
@@ -44,28 +45,6 @@ checkpoint_every = 1
 tasks = "synthetic:heldout:2"
 every = 1
 """
-
-ASYNCHRONOUS = """
-model = "tiny:glm"
-prompts = "tiny"
-steps = 4
-async.max_off_policy_steps = 2
-[rollout]
-tasks = "synthetic:train:6"
-tasks_per_step = 2
-group_size = 2
-concurrency = 8
-workers = [{}, { launcher = ["nice", "-n", "1"], environment = { PYTHONDONTWRITEBYTECODE = "1" } }]
-replace_without_spread = false
-[rollout.budget]
-turns = 3
-context_tokens = 1024
-turn_tokens = 96
-seconds = 60
-[trainer]
-checkpoint_every = 2
-"""
-"""The policy knows nothing, no group has a spread: steps change no weight, but make a new version."""
 
 
 def start(*asked: str) -> subprocess.Popen[str]:
@@ -144,7 +123,8 @@ def test_killed_while_it_plays_ahead_and_asked_again_nothing_is_lost_or_taken_tw
     base_image: str, tmp_path: Path
 ) -> None:
     config, out = tmp_path / "train.toml", tmp_path / "run"
-    config.write_text(ASYNCHRONOUS)
+    niced = '{ launcher = ["nice", "-n", "1"], environment = { PYTHONDONTWRITEBYTECODE = "1" } }'
+    config.write_text(untaught(steps=4, workers=f"[{{}}, {niced}]"))
     where = TrainDir(out)
     process = start(str(config), "--out", str(out))
     assert process.stdout is not None
@@ -193,7 +173,7 @@ def test_killed_between_a_checkpoint_and_the_row_of_its_step_the_row_is_not_lost
     base_image: str, tmp_path: Path
 ) -> None:
     config, out = tmp_path / "train.toml", tmp_path / "run"
-    config.write_text(ASYNCHRONOUS.replace("steps = 4", "steps = 2"))
+    config.write_text(untaught(steps=2))
     where = TrainDir(out)
     said, _ = start(str(config), "--out", str(out)).communicate(timeout=300)
     rows = where.rows()

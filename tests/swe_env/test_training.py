@@ -13,18 +13,9 @@ from swe_env.train import describe
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
 from swe_env.train_plan import make_train_plan, task_of
 from swe_env.training import IcePop, Ipo, TrainConfig, read_training
+from tests.swe_env.trainings import SMALL
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-ASKED = """
-model = "tiny:glm"
-prompts = "tiny"
-steps = 4
-[rollout]
-tasks = "synthetic:train:10"
-tasks_per_step = 3
-group_size = 2
-"""
-
 COLD = """
 [cold_start]
 tasks = "synthetic:train:8"
@@ -44,7 +35,7 @@ def test_the_shipped_configurations_are_valid(file: Path) -> None:
 
 
 def test_a_file_may_change_another_and_settings_change_both(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text(ASKED + COLD + "[loss]\nkind = 'ipo'\nepsilon = 0.2\n")
+    (tmp_path / "base.toml").write_text(SMALL + COLD + "[loss]\nkind = 'ipo'\nepsilon = 0.2\n")
     text = "extends = 'base.toml'\nsteps = 5\ncold_start = false\n[loss]\nkl_tau = 0.1\n"
     text += "[rollout]\ngroup_size = 3\n"
     asked = read(tmp_path, text)
@@ -62,8 +53,8 @@ def test_a_file_may_change_another_and_settings_change_both(tmp_path: Path) -> N
     [
         ("extends = 'train.toml'", [], "extends: give the name of another file beside it"),
         ("extends = 'other.toml'", [], "cannot read .*other.toml"),
-        (ASKED, ["steps"], "--set steps: no value: give one like loss.kind=ipo"),
-        (ASKED, ["lr=1"], "lr: extra inputs are not permitted"),
+        (SMALL, ["steps"], "--set steps: no value: give one like loss.kind=ipo"),
+        (SMALL, ["lr=1"], "lr: extra inputs are not permitted"),
     ],
 )
 def test_what_extends_nothing_or_sets_nothing_is_refused(
@@ -75,7 +66,7 @@ def test_what_extends_nothing_or_sets_nothing_is_refused(
 
 
 def test_options_go_over_the_file(tmp_path: Path) -> None:
-    asked = read(tmp_path, ASKED + '[loss]\nkind = "icepop"\nalpha = 0.5\n', steps=9, seed=None)
+    asked = read(tmp_path, SMALL + '[loss]\nkind = "icepop"\nalpha = 0.5\n', steps=9, seed=None)
     assert (asked.steps, asked.seed, asked.loss) == (9, 0, IcePop(alpha=0.5))
     assert asked.schedule.total_steps == 9
 
@@ -94,7 +85,7 @@ def test_options_go_over_the_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_field_is_named(tmp_path: Path, more: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
-        read(tmp_path, ASKED + more)
+        read(tmp_path, SMALL + more)
 
 
 @pytest.mark.parametrize(
@@ -119,29 +110,29 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(RunError, match=message):
-        make_train_plan(read(tmp_path, ASKED.replace(old, new)))
+        make_train_plan(read(tmp_path, SMALL.replace(old, new)))
 
 
 def test_a_share_of_the_demonstrations_is_by_somebody_who_submits_at_once(tmp_path: Path) -> None:
-    plan = make_train_plan(read(tmp_path, ASKED + COLD))
+    plan = make_train_plan(read(tmp_path, SMALL + COLD))
     ids = {kind: {task.id for task in tasks} for kind, tasks in plan.demonstrated.items()}
     assert {kind: len(of) for kind, of in ids.items()} == {"gold": 6, "noop": 2}
     assert not ids["gold"] & ids["noop"]
-    again = make_train_plan(read(tmp_path, ASKED + COLD))
+    again = make_train_plan(read(tmp_path, SMALL + COLD))
     assert again.demonstrated == plan.demonstrated
 
 
 def test_each_round_takes_every_task_once_in_an_order_of_the_seed(tmp_path: Path) -> None:
-    plan = make_train_plan(read(tmp_path, ASKED))
+    plan = make_train_plan(read(tmp_path, SMALL))
     groups = [plan.tasks[task_of(group, plan)].id for group in range(20)]
     assert len(set(groups[:10])) == len(set(groups[10:])) == 10
     assert groups[:10] != groups[10:]
-    other = make_train_plan(read(tmp_path, ASKED, seed=1))
+    other = make_train_plan(read(tmp_path, SMALL, seed=1))
     assert groups != [other.tasks[task_of(group, other)].id for group in range(20)]
 
 
 def test_a_dry_run_says_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:
-    lines = describe(read(tmp_path, ASKED), tmp_path / "run")
+    lines = describe(read(tmp_path, SMALL), tmp_path / "run")
     said = dict(line.split(": ", 1) for line in lines)
     assert said["cold start"] == "none"
     assert f"serve {tmp_path}/run/weights/step-0 " in said["server 0"]
@@ -169,10 +160,10 @@ def test_a_row_that_was_cut_off_is_dropped_and_written_again(tmp_path: Path) -> 
 
 def test_a_directory_is_gone_on_in_only_by_the_same_training(tmp_path: Path) -> None:
     where = TrainDir(tmp_path / "run")
-    where.begin(read(tmp_path, ASKED))
-    where.begin(read(tmp_path, ASKED))
+    where.begin(read(tmp_path, SMALL))
+    where.begin(read(tmp_path, SMALL))
     with pytest.raises(RunError, match=r"was begun with steps = 4, not 5: choose another --out"):
-        where.begin(read(tmp_path, ASKED, steps=5))
+        where.begin(read(tmp_path, SMALL, steps=5))
     assert json.loads((where.path / "train.json").read_text())["steps"] == 4
 
 
