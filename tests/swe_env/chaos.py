@@ -163,6 +163,10 @@ def assert_is_whole(where: TrainDir, steps: int) -> None:
                 ]
                 assert all(batch.step - 2 <= version <= batch.step for version in versions)
     assert len(set(names)) == len(names)  # each episode is trained on once
+    began = time.monotonic()
+    while left := [line for _, line in processes() if str(where.path) in line]:  # they notice
+        assert time.monotonic() - began < 20, left
+        time.sleep(0.1)
 
 
 def strike(where: TrainDir, running: Training, blows: Iterator[str], draw: random.Random) -> None:

@@ -31,9 +31,9 @@ def group_members(group: int) -> list[str]:
     return [row[3] for row in rows if int(row[0]) == group and not row[1].startswith("Z")]
 
 
-def child_groups() -> set[int]:
-    """Process groups of this process's children, its own left out."""
-    argv = ["ps", "-o", "pgid=", "--ppid", str(os.getpid())]
+def child_groups(parent: int | None = None) -> set[int]:
+    """Process groups of the children of this process, or of another one; its own is left out."""
+    argv = ["ps", "-o", "pgid=", "--ppid", str(parent or os.getpid())]
     listing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return {int(line) for line in listing.split()} - {os.getpgid(0)}
 
@@ -111,9 +111,43 @@ def test_llama_is_served_and_ends_with_a_parent_that_is_killed_outright(
     finally:
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 10
-    while group_members(int(group)):
-        assert time.monotonic() < deadline, group_members(int(group))
+    assert_ends(int(group))
+
+
+@pytest.mark.vllm
+def test_a_parent_that_is_killed_while_the_engine_starts_leaves_no_process(
+    tmp_path: Path, tiny_models: Path
+) -> None:
+    log = tmp_path / "log"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tiny_models / "llama"), str(log)])
+    while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
+        time.sleep(0.1)
+    [group] = child_groups(parent.pid)
+    assert len(group_members(group)) > 1
+    parent.kill()
+    parent.wait()
+    assert_ends(group)
+
+
+def test_who_does_not_listen_is_killed_some_time_after_its_parent() -> None:
+    stubborn = (
+        "import os, signal, time; from swe_env import vllm_launcher as own; own.PATIENCE = 0.5\n"
+        "os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); own.die_with_parent()\n"
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    between = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stubborn!r}])"
+    with subprocess.Popen([sys.executable, "-c", between], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        parent.kill()
+    assert_ends(group)
+
+
+def assert_ends(group: int) -> None:
+    """Soon."""
+    deadline = time.monotonic() + 20
+    while left := group_members(group):
+        assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
 
