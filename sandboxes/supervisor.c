@@ -440,10 +440,10 @@ static void write_all(int fd, const char *from, size_t size) {
  * in a memfd: no limit on its size, and `pkill -f` does not find it in this process's arguments. bash evals
  * it, so that messages say "bash: line N" and N is the script's own.
  * At the end it saves its state, once, even if the script replaced the EXIT trap: hence the second call. The
- * directory is emptied first and written last: it says that the environment is whole. */
+ * directory is written last: it says that the environment is whole. */
 #define SAVE                                                                                            \
-    "\n__swe_env_save() { command : >|/proc/self/fd/63; command export -p >|/proc/self/fd/62 && "       \
-    "command pwd >|/proc/self/fd/63; __swe_env_save() { return $1; }; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
+    "\n__swe_env_save() { __swe_env_save() { return $1; }; command export -p >|/proc/self/fd/62 && "    \
+    "command pwd >|/proc/self/fd/63; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
 #define GO "\nread -r REPLY <&9 || exit; exec 9<&-\n. /proc/self/fd/58\n"
 #define TAKE "IFS= read -r -d '' REPLY </proc/self/fd/60; exec 58<&- 60<&- 61<&-\n"
 #define BASH ". /proc/self/fd/61 2>/dev/null; eval \"$REPLY\""
