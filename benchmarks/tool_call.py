@@ -3,8 +3,8 @@
     python benchmarks/tool_call.py [CALLS]
 
 The ways take turns, call by call, so that a busy machine slows all of them alike; those of Docker share one
-container. Compare the ratios; the milliseconds are the machine's. Exit code 1 if ours is not 25 times as fast
-as `docker exec` for `true`. For everything else that sandboxes cost see `sandbox_costs.py`.
+container. Compare the ratios; the milliseconds are the machine's. Exit code 1 if ours, in Docker, is not 25
+times as fast for `true` as both. For everything else that sandboxes cost see `sandbox_costs.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from sandboxes.oci import OciEngine
 from sandboxes.protocol import Limits, Sandbox
 
 COMMANDS = {"true": "true", "cat 20 KB": "cat /tmp/20k"}
-OURS, PEER = "swe-env, docker", "docker exec"
+OURS, PEERS = "swe-env, docker", ("docker exec", "SDK exec")
 GOAL = 25.0
+PAUSE = 0.05
+"""After each call [s]: what an exec leaves its daemon to clear away is not the next one's to pay for."""
 
 Ways = dict[str, Callable[[str], Awaitable[object]]]
 Times = defaultdict[str, defaultdict[str, list[float]]]
@@ -52,7 +54,7 @@ def ways(of_docker: Sandbox, of_oci: Sandbox) -> Ways:
         argv = ["docker", "exec", of_docker.id, "bash", "-c", command]
         subprocess.run(argv, capture_output=True, check=True)  # noqa: ASYNC221
 
-    return {"swe-env, oci": of_oci.run, OURS: of_docker.run, PEER: program, "SDK exec": sdk}
+    return {"swe-env, oci": of_oci.run, OURS: of_docker.run, PEERS[0]: program, PEERS[1]: sdk}
 
 
 async def measure(calls: int, contestants: Ways) -> Times:
@@ -63,6 +65,7 @@ async def measure(calls: int, contestants: Ways) -> Times:
                 begin = time.perf_counter()
                 await call(command)
                 times[name][way].append((time.perf_counter() - begin) * 1e3)
+                await trio.sleep(PAUSE)
     return times
 
 
@@ -92,9 +95,10 @@ async def main(calls: int) -> None:
         await measure(3, contestants)  # warm up
         times = await measure(calls, contestants)
     Console().print(table(times))
-    ratio = statistics.median(times["true"][PEER]) / statistics.median(times["true"][OURS])
-    if ratio < GOAL:
-        sys.exit(f"goal missed: docker exec takes {ratio:.1f} times as long as ours, not {GOAL:.0f}")
+    for peer in PEERS:
+        ratio = statistics.median(times["true"][peer]) / statistics.median(times["true"][OURS])
+        if ratio < GOAL:
+            sys.exit(f"goal missed: {peer} takes {ratio:.1f} times as long as ours, not {GOAL:.0f}")
 
 
 if __name__ == "__main__":

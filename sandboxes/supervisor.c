@@ -76,7 +76,7 @@ struct job { /* the one child that the current request is about */
     size_t chunk_at, chunk_end; /* what of `chunk` the child has not read yet */
 };
 
-struct shell { /* started, and waiting for a byte on `go` */
+struct shell { /* started, and waiting for a line on `go` */
     struct job job;
     int go, variables, script;  /* ours to write */
     int environment, directory; /* its to write at the end of a session command */
@@ -436,19 +436,19 @@ static void write_all(int fd, const char *from, size_t size) {
 }
 
 /* How a shell comes to its script. It starts before the script is known (see prepare_spare), so it sources
- * SETUP: the session's variables, then a pause until we say go, then the client's variables. The script is
- * in a memfd: no limit on its size, and `pkill -f` does not find it in this process's arguments. bash evals
- * it, so that messages say "bash: line N" and N is the script's own.
+ * SETUP: the session's variables, then a pause until we say go, then the client's variables, if it has any.
+ * The script is in a memfd: no limit on its size, and `pkill -f` does not find it in this process's arguments.
+ * bash evals it, so that messages say "bash: line N" and N is the script's own.
  * At the end it saves its state, once, even if the script replaced the EXIT trap: hence the second call. The
  * directory is written last: it says that the environment is whole. */
 #define SAVE                                                                                            \
-    "\n__swe_env_save() { __swe_env_save() { return $1; }; command export -p >|/proc/self/fd/62 && "    \
-    "command pwd >|/proc/self/fd/63; return $1; }\ntrap '{ __swe_env_save $?; } 2>/dev/null' EXIT"
-#define GO "\nread -r REPLY <&9 || exit; exec 9<&-\n. /proc/self/fd/58\n"
+    "\n__swe_env_save() { __swe_env_save() { return $1; }; { command export -p >|/proc/self/fd/62 && "  \
+    "command pwd >|/proc/self/fd/63; } 2>/dev/null; return $1; }\ntrap '__swe_env_save $?' EXIT"
+#define GO "\nread -r REPLY <&9 || exit; exec 9<&-\n[ -z \"$REPLY\" ] || . /proc/self/fd/58\n"
 #define TAKE "IFS= read -r -d '' REPLY </proc/self/fd/60; exec 58<&- 60<&- 61<&-\n"
 #define BASH ". /proc/self/fd/61 2>/dev/null; eval \"$REPLY\""
 #define SH ". /proc/self/fd/61 2>/dev/null; . /proc/self/fd/60"
-#define SAVE_AGAIN "\n{ __swe_env_save $?; } 2>/dev/null"
+#define SAVE_AGAIN "\n__swe_env_save $?"
 
 static void exec_shell(bool session) {
     static const char *const bash[] = {"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"};
@@ -588,7 +588,8 @@ static void serve_run(struct request *request, const char *directory) {
     client_to_file(shell.variables, request->prelude_len);
     client_to_file(shell.script, request->script_len);
     uint64_t begin = now_ns();
-    if (write(shell.go, "\n", 1) < 0) {} /* it died: its status says how */
+    const char *go = request->prelude_len ? "v\n" : "\n";
+    if (write(shell.go, go, strlen(go)) < 0) {} /* it died: its status says how */
     if (started < 0) {
         result.flags = RESULT_NO_FORK;
     } else if (pump(&shell.job, begin + request->timeout_ms * 1000000ull, take_output, &output)) {
