@@ -84,8 +84,6 @@ WINDOW = 2.0
 
 Call = Callable[[str], Awaitable[bytes]]
 """Runs a command in a sandbox. Returns its output; raises where it fails."""
-PAUSE = 0.05
-"""After each measurement [s]: what an exec leaves its daemon to clear is not the next one's to pay for."""
 Times = defaultdict[str, defaultdict[str, list[float]]]
 """Milliseconds, by measurement and contestant."""
 
@@ -283,7 +281,6 @@ async def measure(contestants: list[Contestant], parent: OciSandbox, rounds: int
         begin = time.perf_counter()
         await work()
         times[what][who].append((time.perf_counter() - begin) * 1e3)
-        await trio.sleep(PAUSE)
 
     async def life(who: Contestant) -> None:
         async with AsyncExitStack() as stack:

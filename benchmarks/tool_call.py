@@ -30,8 +30,6 @@ from sandboxes.protocol import Limits, Sandbox
 COMMANDS = {"true": "true", "cat 20 KB": "cat /tmp/20k"}
 OURS, PEERS = "swe-env, docker", ("docker exec", "SDK exec")
 GOAL = 25.0
-PAUSE = 0.05
-"""After each call [s]: what an exec leaves its daemon to clear away is not the next one's to pay for."""
 
 Ways = dict[str, Callable[[str], Awaitable[object]]]
 Times = defaultdict[str, defaultdict[str, list[float]]]
@@ -65,7 +63,6 @@ async def measure(calls: int, contestants: Ways) -> Times:
                 begin = time.perf_counter()
                 await call(command)
                 times[name][way].append((time.perf_counter() - begin) * 1e3)
-                await trio.sleep(PAUSE)
     return times
 
 

@@ -234,7 +234,7 @@ class OciEngine:
 
 
 def runtime() -> str | None:
-    """Path of the container runtime: crun where there is a recent one, because it starts in half the time."""
+    """Path of the container runtime: crun where there is a recent one, because it starts sooner."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     crun = shutil.which("crun", path=path)
     return crun if crun and _version(crun) >= OLDEST_CRUN else shutil.which("runc", path=path)

@@ -29,7 +29,7 @@ INCOMING = f"{STORE}/incoming"
 RECIPE = 3
 """Changes when sealing changes, so that images sealed the old way are not used again."""
 
-MAX_FROZEN = 16 << 20
+MAX_FROZEN = 4 << 20
 """Largest start that is kept in memory [bytes]."""
 
 MAX_PATHS = 5000

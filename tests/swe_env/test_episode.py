@@ -181,7 +181,7 @@ def test_a_grader_that_dies_is_no_reward(played: Played, kill_sandboxes: Callabl
     over = threading.Event()
 
     def kill_when_started() -> None:
-        while not over.wait(0.05):  # what is killed while it starts may be started again
+        while not over.wait(0.05):  # a stage of runc that has done its work may be hit first
             with suppress(LookupError, subprocess.CalledProcessError):
                 kill_sandboxes()
 

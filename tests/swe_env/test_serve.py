@@ -20,6 +20,7 @@ from agents.chat import load_chat
 from agents.policy import PolicyError
 from agents.vllm import VllmPolicy, check
 from swe_env.serve import ServerFailed, last_words, serve
+from swe_env.vllm_launcher import PATIENCE
 
 
 def group_members(group: int) -> list[str]:
@@ -111,7 +112,7 @@ def test_llama_is_served_and_ends_with_a_parent_that_is_killed_outright(
     finally:
         parent.kill()
         parent.wait()
-    assert_ends(int(group))
+    assert_ends(int(group), within=PATIENCE)  # by SIGTERM, before it is killed
 
 
 @pytest.mark.vllm
@@ -120,13 +121,15 @@ def test_a_parent_that_is_killed_while_the_engine_starts_leaves_no_process(
 ) -> None:
     log = tmp_path / "log"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tiny_models / "llama"), str(log)])
+    deadline = time.monotonic() + 120
     while "EngineCore pid=" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     [group] = child_groups(parent.pid)
     assert len(group_members(group)) > 1
     parent.kill()
     parent.wait()
-    assert_ends(group)
+    assert_ends(group, within=PATIENCE + 10)  # vLLM does not act on SIGTERM then
 
 
 def test_who_does_not_listen_is_killed_some_time_after_its_parent() -> None:
@@ -140,12 +143,12 @@ def test_who_does_not_listen_is_killed_some_time_after_its_parent() -> None:
         assert parent.stdout is not None
         group = int(parent.stdout.readline())
         parent.kill()
-    assert_ends(group)
+    assert_ends(group, within=5)
 
 
-def assert_ends(group: int) -> None:
-    """Soon."""
-    deadline = time.monotonic() + 20
+def assert_ends(group: int, *, within: float) -> None:
+    """No process of it is left after so many seconds."""
+    deadline = time.monotonic() + within
     while left := group_members(group):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -155,6 +158,7 @@ PARENT = """
 import sys, trio
 from pathlib import Path
 from swe_env.serve import serve
+from swe_env.vllm_launcher import PATIENCE
 
 async def main():
     async with serve(Path(sys.argv[1]), log_path=Path(sys.argv[2]), max_model_len=4096) as server:

@@ -14,11 +14,11 @@ import pytest
 from swe_env.rundir import RunDir
 from swe_env.train_dir import EvaluationRow, StepRow, TrainDir
 from tests.sandboxes.conftest import REPOSITORY
-from tests.swe_env.trainings import untaught
+from tests.swe_env.trainings import BUDGET, untaught
 
 pytestmark = [pytest.mark.docker, pytest.mark.vllm]
 
-ASKED = """
+ASKED = f"""
 model = "tiny:glm"
 prompts = "tiny"
 steps = 2
@@ -34,11 +34,7 @@ tasks_per_step = 2
 group_size = 3
 concurrency = 6
 replace_without_spread = false
-[rollout.budget]
-turns = 3
-context_tokens = 1024
-turn_tokens = 96
-seconds = 60
+{BUDGET}
 [trainer]
 checkpoint_every = 1
 [evaluation]

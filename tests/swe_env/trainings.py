@@ -13,6 +13,15 @@ group_size = 2
 """
 
 
+BUDGET = """
+[rollout.budget]
+turns = 3
+context_tokens = 1024
+turn_tokens = 96
+seconds = 60
+"""
+
+
 def untaught(*, steps: int, sandbox: str = "auto", servers: int = 1, workers: str = "[{}, {}]") -> str:
     """Asynchronous, of a policy that knows nothing.
 
@@ -32,11 +41,7 @@ group_size = 2
 concurrency = 8
 workers = {workers}
 replace_without_spread = false
-[rollout.budget]
-turns = 3
-context_tokens = 1024
-turn_tokens = 96
-seconds = 60
+{BUDGET}
 [server]
 replicas = [{replicas}]
 [trainer]

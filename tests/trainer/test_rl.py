@@ -58,7 +58,7 @@ def steps_of(where: TrainDir, config: TrainConfig, *, kill_after: int | None = N
         [sys.executable, "-m", "trainer.rl", str(file)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        Ready.model_validate_json(process.stdout.readline())
+        assert json.loads(process.stdout.readline()).keys() == {"ready", "last"}
         for line in process.stdout:
             rows.append(StepRow.model_validate_json(line))
             if len(rows) == kill_after:
