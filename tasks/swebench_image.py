@@ -12,6 +12,7 @@ nothing half done behind. Projects with C extensions need a `base_image` that ha
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -24,10 +25,10 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import docker
 import requests
@@ -91,27 +92,28 @@ def build_image(
                 f"base image {base_image} does not exist here: build or pull it first"
             ) from None
         recipe = _hash(row, base, version)
-        if _is_built(client, name, recipe, say):
-            return name
-        _require_space(client)
-        mirror = find_mirror(_column(row, "repo"), repo_mirror)
-        own = _run_once(
-            client, base_image, ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        )
-        interpreter, parent = "python3", base_image
-        if own != version:
-            host = find_python(version, python)
-            interpreter, parent = str(host.executable), _python_image(client, host, base_image, base, say)
-        with tempfile.TemporaryDirectory(prefix="swe-env-image-") as folder:
-            git = Path(folder) / "repository.git"
-            say(f"{name}: taking {row['repo']} at {row['base_commit'][:10]} from {mirror}")
-            _copy_history(mirror, _column(row, "base_commit"), git)
-            requires = _build_requires(git, _column(row, "base_commit"))
-            say(f"{name}: installing with Python {version}")
-            context = _instance_context(
-                Path(folder), git, parent, build_script(row, interpreter, requires), row
+        with _only_builder(name, say) as log:
+            if _is_built(client, name, recipe, say):
+                return name
+            _require_space(client)
+            mirror = find_mirror(_column(row, "repo"), repo_mirror)
+            own = _run_once(
+                client, base_image, ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
             )
-            _build(client, context, name, {LABEL: recipe})
+            interpreter, parent = "python3", base_image
+            if own != version:
+                host = find_python(version, python)
+                interpreter, parent = str(host.executable), _python_image(client, host, base_image, base, say)
+            with tempfile.TemporaryDirectory(prefix="swe-env-image-") as folder:
+                git = Path(folder) / "repository.git"
+                say(f"{name}: taking {row['repo']} at {row['base_commit'][:10]} from {mirror}")
+                _copy_history(mirror, _column(row, "base_commit"), git)
+                requires = _build_requires(git, _column(row, "base_commit"))
+                say(f"{name}: installing with Python {version}")
+                context = _instance_context(
+                    Path(folder), git, parent, build_script(row, interpreter, requires), row
+                )
+                _build(client, context, name, {LABEL: recipe}, log)
         say(f"{name}: built")
         return name
     except (requests.RequestException, DockerException) as error:
@@ -162,16 +164,16 @@ def _python_image(client: Any, host: HostPython, base_image: str, base: str, say
     dockerfile = f"FROM {base_image}\nCOPY python/ /\nRUN {check} && {{ {compiled}; }}\n"
     recipe = hashlib.sha256(f"{base} {host.version} {dockerfile}".encode()).hexdigest()
     name = f"swe-env/python-{host.version}:{recipe[:12]}"
-    if _is_built(client, name, recipe, say):
-        return name
-    say(f"{name}: copying {host.prefix}")
-    with tempfile.TemporaryDirectory(prefix="swe-env-python-") as folder:
+    with _only_builder(name, say) as log, tempfile.TemporaryDirectory(prefix="swe-env-python-") as folder:
+        if _is_built(client, name, recipe, say):
+            return name
+        say(f"{name}: copying {host.prefix}")
         archive = Path(folder) / "context.tar"
         with tarfile.open(archive, "w") as tar:
             for path in host.files():
                 tar.add(path, f"python/{path.relative_to('/')}", recursive=False, filter=_as_root)
             _add(tar, "Dockerfile", dockerfile)
-        _build(client, archive, name, {LABEL: recipe})
+        _build(client, archive, name, {LABEL: recipe}, log)
     return name
 
 
@@ -253,18 +255,45 @@ def _git(directory: Path, *arguments: str, stdin: str = "", check: bool = True) 
     return ""
 
 
-def _build(client: Any, context: Path, name: str, labels: dict[str, str]) -> None:
-    """Run a Dockerfile. When it fails, its whole output stays in a log among the temporary files."""
-    log = Path(tempfile.gettempdir()) / f"swe-env-build-{name.replace('/', '_').replace(':', '_')}.log"
+@contextmanager
+def _only_builder(name: str, say: Say) -> Generator[TextIO]:
+    """The log of an image's build, among the temporary files. Who has it is the only one that builds it.
+
+    It is removed at the end, unless the block raises with something in it.
+    """
+    path = Path(tempfile.gettempdir()) / f"swe-env-build-{name.replace('/', '_').replace(':', '_')}.log"
+    while True:
+        with path.open("a+", encoding="utf-8") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"{name}: waiting for another process that builds it")
+                fcntl.flock(log, fcntl.LOCK_EX)
+            if not (path.exists() and path.samefile(f"/proc/self/fd/{log.fileno()}")):
+                continue  # who had it has removed it
+            log.truncate(0)
+            try:
+                yield log
+            except BaseException:
+                log.flush()
+                if not path.stat().st_size:
+                    path.unlink()
+                raise
+            path.unlink()
+            return
+
+
+def _build(client: Any, context: Path, name: str, labels: dict[str, str], log: TextIO) -> None:
+    """Run a Dockerfile; its whole output goes to the log."""
     replaced = [image["Id"] for image in client.images(name, filters={"label": list(labels)})]
     failure, layer = "", ""
-    with context.open("rb") as stream, log.open("w", encoding="utf-8") as file:
+    with context.open("rb") as stream:
         events: Iterator[dict[str, Any]] = client.build(
             fileobj=stream, custom_context=True, tag=name, labels=labels, rm=True, forcerm=True, decode=True
         )
         for event in events:
             line = str(event.get("stream", ""))
-            file.write(re.sub(r"\x1b\[[0-9;]*m|Removing intermediate container \w+\n", "", line))
+            log.write(re.sub(r"\x1b\[[0-9;]*m|Removing intermediate container \w+\n", "", line))
             if made := re.match(r" ---> ([0-9a-f]{12})$", line.rstrip()):
                 layer = made.group(1)
             failure = str(event.get("error", failure))
@@ -274,13 +303,13 @@ def _build(client: Any, context: Path, name: str, labels: dict[str, str]) -> Non
             if not client.inspect_image(leftover)["RepoTags"]:
                 client.remove_image(leftover)
     if not failure:
-        log.unlink()
         return
-    text = log.read_text(encoding="utf-8")
+    log.seek(0)
+    text = log.read()
     errors = [line for line in text.splitlines() if line.lower().startswith(("error", "fatal", "e: "))]
     reason = _last_line("\n".join(errors) or text) if text else failure
     raise ImageUnavailable(
-        f"cannot build {name}: {reason} (all of it in {log}); mend the row or the base image"
+        f"cannot build {name}: {reason} (all of it in {log.name}); mend the row or the base image"
     )
 
 

@@ -6,6 +6,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,18 @@ def test_gold_is_told_from_nothing_in_an_image_built_here(
     started = time.monotonic()
     assert build_image(row, mirror, base_image, said.append) == image
     assert time.monotonic() - started < 2, "an image with the same recipe is not built again"
+
+
+@pytest.mark.docker
+def test_an_image_that_two_want_at_once_is_built_once(
+    row: dict[str, Any], image: str, mirror: Path, base_image: str
+) -> None:
+    said: list[str] = []
+    with ThreadPoolExecutor() as threads:
+        builds = [threads.submit(build_image, row, mirror, base_image, said.append) for _ in range(3)]
+    assert [build.result() for build in builds] == [image] * 3
+    assert said.count(f"{image}: built") == 1
+    assert f"{image}: waiting for another process that builds it" in said
 
 
 @pytest.mark.docker
