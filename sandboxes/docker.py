@@ -1,9 +1,9 @@
 """Sandboxes in Docker containers.
 
 The SDK creates, starts and removes containers, in worker threads. A tool call never goes through it: the
-container's PID 1 is our supervisor, and calls travel over the one stream that was attached before it
-started (:mod:`sandboxes.wire`). The end of that stream is the end of the container, both ways: when this
-process dies, the supervisor sees its stdin close and takes every process in the sandbox with it.
+container's PID 1 is our supervisor, and calls travel over its own connection to this process
+(:mod:`sandboxes.streams`, :mod:`sandboxes.wire`). The end of that is the end of the container, both
+ways: when this process dies, the supervisor notices and takes every process in the sandbox with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import socket
 import ssl
 import time
@@ -23,7 +24,7 @@ import docker
 import requests
 import trio
 from docker.errors import APIError, DockerException
-from docker.types import Ulimit
+from docker.types import Mount, Ulimit
 
 from sandboxes.binaries import binary
 from sandboxes.isolation import MASKED_PATHS, READ_ONLY_PATHS, rlimits, shared_memory, sysctls
@@ -35,14 +36,17 @@ from sandboxes.protocol import (
     SandboxError,
     SandboxLost,
 )
-from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label, remove_orphans, remove_run
+from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, dead, owner_label, remove_orphans, remove_run
 from sandboxes.seccomp import docker_profile
+from sandboxes.streams import AttachStream, SocketStream, listening, meet
 from sandboxes.wire import Session
 
 T = TypeVar("T")
 
 SUPERVISOR = "/.swe-env/init"
 """Where the supervisor appears in the container."""
+CLIENT = "/.swe-env/client"
+"""Where the socket of its client does, until it has connected."""
 SDK_SECONDS = 60
 """Longest silence of the engine in one request [s]."""
 TEARDOWN_SECONDS = 10.0
@@ -54,11 +58,12 @@ THREADS = 16
 class DockerEngine:
     """A connection to a Docker engine: a :class:`sandboxes.protocol.Engine`. From :meth:`connect`."""
 
-    def __init__(self, api: Any, address: str, run_id: str, supervisor: Path) -> None:
+    def __init__(self, api: Any, address: str, run_id: str, supervisor: Path, sockets: Path) -> None:
         self._api = api
         self._address = address
         self._run_id = run_id
         self._supervisor = supervisor
+        self._sockets = sockets
         self._limiter = trio.CapacityLimiter(THREADS)
 
     @classmethod
@@ -82,11 +87,13 @@ class DockerEngine:
             raise _unreachable(address) from error
         supervisor = await trio.to_thread.run_sync(binary, "supervisor")
         await remove_orphans(api)
+        sockets = await trio.to_thread.run_sync(_folder_for_sockets, supervisor.parent)
         try:
-            yield cls(api, address, run_id, supervisor)
+            yield cls(api, address, run_id, supervisor, sockets)
         finally:
             with trio.move_on_after(TEARDOWN_SECONDS, shield=True):
                 await remove_run(api, run_id)
+            shutil.rmtree(sockets, ignore_errors=True)
             api.close()
 
     @asynccontextmanager
@@ -106,13 +113,16 @@ class DockerEngine:
         not start it.
         """
         name = f"swe-env-{secrets.token_hex(6)}"  # ours, so that it can be removed whatever create() said
-        stream: AttachStream | None = None
+        stream: SocketStream | AttachStream | None = None
         try:
-            config = self._config(image, workdir, limits, dict(env or {}))
             image_id = await self.image_id(image)
-            stream = AttachStream(await self._thread(lambda: self._start(name, config), image))
+            client = self._sockets / name
+            with listening(client) as listener:
+                config = self._config(image, workdir, limits, dict(env or {}), client if listener else None)
+                attached = stream = AttachStream(await self._thread(lambda: self._start(name, config), image))
+                if listener is not None:
+                    stream = await meet(listener, attached)
             born = time.time()
-            attached = stream
 
             async def why() -> str:
                 return await self._why_gone(name, born, attached)
@@ -147,9 +157,12 @@ class DockerEngine:
         image = await self._thread(lambda: self._api.inspect_image(name), name)
         return dict(image["Config"].get("Labels") or {})
 
-    def _config(self, image: str, workdir: str, limits: Limits, env: dict[str, str]) -> dict[str, Any]:
+    def _config(
+        self, image: str, workdir: str, limits: Limits, env: dict[str, str], client: Path | None
+    ) -> dict[str, Any]:
+        mounted = {SUPERVISOR: self._supervisor, **({CLIENT: client} if client else {})}
         host = self._api.create_host_config(
-            binds={str(self._supervisor): {"bind": SUPERVISOR, "mode": "ro"}},
+            mounts=[Mount(at, str(path), type="bind", read_only=True) for at, path in mounted.items()],
             network_mode="none",
             # What the supervisor needs to be out of the commands' reach; they get none.
             cap_drop=["ALL"],
@@ -170,7 +183,7 @@ class DockerEngine:
         config = self._api.create_container_config(
             image,
             [],
-            entrypoint=[SUPERVISOR],
+            entrypoint=[SUPERVISOR, *([CLIENT] if client else [])],
             user="0:0",
             working_dir=workdir,
             environment=env,
@@ -255,47 +268,15 @@ class DockerEngine:
         return ""
 
 
-class AttachStream:
-    """The bytes of an attached container: Docker's 8-byte frame headers come off, stderr is put aside."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
-        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        self._raw = bytearray()
-        self._left = 0  # bytes of the current frame still to come
-        self._to_stdout = True
-        self._stderr = bytearray()
-
-    @property
-    def complaint(self) -> str:
-        """First line that came on stderr: only a supervisor that cannot start writes there."""
-        return self._stderr.decode("utf-8", "replace").strip().split("\n")[0]
-
-    async def send_all(self, data: bytes) -> None:
-        await self._stream.send_all(data)
-
-    async def receive_some(self, max_bytes: int | None = None, /) -> bytes:
-        while True:
-            if not self._left and len(self._raw) >= 8:
-                self._to_stdout = self._raw[0] == 1
-                self._left = int.from_bytes(self._raw[4:8], "big")
-                del self._raw[:8]
-            elif self._left and self._raw:
-                size = min(self._left, len(self._raw), max_bytes or self._left)
-                data = bytes(self._raw[:size])
-                del self._raw[:size]
-                self._left -= size
-                if self._to_stdout:
-                    return data
-                self._stderr += data[: 1024 - len(self._stderr)]
-            else:
-                more = await self._stream.receive_some(256 << 10)
-                if not more:
-                    return b""
-                self._raw += more
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+def _folder_for_sockets(cache: Path) -> Path:
+    """A folder of this process's own; those of dead ones are removed on the way."""
+    sockets = cache / "sockets"
+    ours = sockets / owner_label()
+    ours.mkdir(parents=True, exist_ok=True)
+    for folder in sockets.iterdir():
+        if dead(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    return ours
 
 
 def _explain(error: APIError, image: str) -> SandboxError:

@@ -1,9 +1,9 @@
 """Sandboxes without a daemon: overlay mounts on an image's layers, and crun or runc.
 
 A sandbox is a directory under `RUN/NUMBER` and one process: `launch.c` mounts the layers in a namespace of
-its own and becomes `crun run`, whose stdin and stdout are the supervisor's (:mod:`sandboxes.wire`). When that
-process ends, however it ends, the mounts are gone; when this one ends, the supervisor sees its stdin close
-and takes every process in the sandbox with it. Every sandbox alive has a range of user ids of its own.
+its own and becomes `crun run`, whose stdin and stdout are the supervisor's (:mod:`sandboxes.streams`). When
+that process ends, however it ends, the mounts are gone; when this one ends, the supervisor sees its stdin
+close and takes every process in the sandbox with it. Every sandbox alive has a range of user ids of its own.
 
 Who owns what: an engine holds a lock on its `RUN/NUMBER.lock` as long as it lives. A number whose lock can be
 taken has no owner, and what is left under it is removed.
@@ -148,8 +148,8 @@ class OciEngine:
         first_id = FIRST_ID + IDS * (self._number * SANDBOXES + ids)
         place = Place(self._home, f"swe-env-{secrets.token_hex(6)}", first_id)
         try:
-            await self._start(place, found, workdir, limits, dict(env or {}))
-            sandbox = OciSandbox(place.stream, self, found, place, workdir, limits)
+            stream = await self._start(place, found, workdir, limits, dict(env or {}))
+            sandbox = OciSandbox(stream, self, found, place, workdir, limits)
             await sandbox.kill_all()  # its first answer: it runs
             yield sandbox
         finally:
@@ -205,7 +205,7 @@ class OciEngine:
 
     async def _start(
         self, place: Place, image: OciImage, workdir: str, limits: Limits, env: dict[str, str]
-    ) -> None:
+    ) -> ByteStream:
         config = spec(
             image.env,
             env,
@@ -230,7 +230,7 @@ class OciEngine:
         bounds = ",".join(f"{name}={value}" for name, value in rlimits(limits).items())
         launch = [str(binary("launch")), str(place.first_id), str(disk), str(inodes), bounds]
         run = [self._runtime, "--root", str(self._home / "runtime"), "run", "--bundle", str(place.home)]
-        await place.start([*launch, *run, place.name])
+        return await place.start([*launch, *run, place.name])
 
 
 def runtime() -> str | None:

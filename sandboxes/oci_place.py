@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from sandboxes.protocol import SandboxLost
-from sandboxes.wire import ByteStream
+from sandboxes.streams import SocketStream
 
 RUN = Path("/run/swe-env")
 """Where sandboxes live: gone after a reboot, as they are."""
@@ -31,11 +31,7 @@ class Place:
         self.home = engine / name
         self.cgroup = f"/swe-env/{engine.name}/{name}"
         self._process: trio.Process | None = None
-
-    @property
-    def stream(self) -> ByteStream:
-        assert self._process is not None
-        return _Pipes(self._process)
+        self._stream: SocketStream | None = None
 
     @property
     def upper(self) -> Path:
@@ -43,12 +39,15 @@ class Place:
         assert self._process is not None
         return Path(f"/proc/{self._process.pid}/root{self.home}/up/u")
 
-    async def start(self, argv: list[str]) -> None:
-        with (self.home / "stderr").open("wb") as errors:
+    async def start(self, argv: list[str]) -> SocketStream:
+        """Start the process. Returns the stream to its stdin and from its stdout."""
+        ours, its = socket.socketpair()
+        self._stream = SocketStream(ours)
+        with its, (self.home / "stderr").open("wb") as errors:
             self._process = await trio.lowlevel.open_process(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self.home,
-                start_new_session=True,
-            )  # fmt: skip
+                argv, stdin=its, stdout=its, stderr=errors, cwd=self.home, start_new_session=True
+            )
+        return self._stream
 
     async def why(self) -> str:
         """Why the stream to the supervisor ended; "" if nothing is known."""
@@ -63,11 +62,9 @@ class Place:
 
     async def end(self) -> None:
         """Let it end, make it end, and remove what it was."""
+        if self._stream is not None:
+            await self._stream.aclose()
         if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            await self._process.stdin.aclose()
-            await self._process.stdout.aclose()
             with trio.move_on_after(TEARDOWN_SECONDS):
                 await self._process.wait()
         await trio.to_thread.run_sync(self.clear)
@@ -107,21 +104,6 @@ class Place:
         finally:
             with suppress(OSError):
                 file.write_text(go)
-
-
-class _Pipes:
-    """A process's stdin and stdout as one stream."""
-
-    def __init__(self, process: trio.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._in, self._out = process.stdin, process.stdout
-
-    async def send_all(self, data: bytes) -> None:
-        await self._in.send_all(data)
-
-    async def receive_some(self, max_bytes: int | None = None, /) -> bytes | bytearray:
-        return await self._out.receive_some(max_bytes)
 
 
 def cgroups_writable() -> bool:

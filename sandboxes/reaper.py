@@ -33,7 +33,9 @@ async def remove_orphans(api: Any) -> list[str]:
 
     def work() -> list[str]:
         return [
-            name for name, labels in _containers(api, OWNER_LABEL) if _dead(labels) and _remove(api, name)
+            name
+            for name, labels in _containers(api, OWNER_LABEL)
+            if dead(labels.get(OWNER_LABEL, "")) and _remove(api, name)
         ]
 
     return await trio.to_thread.run_sync(work)
@@ -50,20 +52,20 @@ async def remove_run(api: Any, run_id: str) -> list[str]:
     return await trio.to_thread.run_sync(work)
 
 
+def dead(owner: str) -> bool:
+    """Whether the process that made this :func:`owner_label` ran on this host and is gone."""
+    host, _, process = owner.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname() or not process.isdigit():
+        return False
+    return _start_time(int(process)) != owner.rpartition(":")[2]
+
+
 def _containers(api: Any, label: str) -> list[tuple[str, dict[str, str]]]:
     try:
         found = api.containers(all=True, filters={"label": label})
     except (DockerException, requests.RequestException):
         return []
     return [(item["Id"], item["Labels"]) for item in found]
-
-
-def _dead(labels: dict[str, str]) -> bool:
-    host, _, process = labels.get(OWNER_LABEL, "").rpartition(":")[0].rpartition(":")
-    started = labels.get(OWNER_LABEL, "").rpartition(":")[2]
-    if host != socket.gethostname() or not process.isdigit():
-        return False
-    return _start_time(int(process)) != started
 
 
 def _start_time(pid: int) -> str:

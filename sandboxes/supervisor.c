@@ -1,4 +1,5 @@
-/* The sandbox's PID 1: runs commands and moves files for the client at the other end of stdin and stdout.
+/* The sandbox's PID 1: runs commands and moves files for the client at the other end of stdin and stdout, or of the
+ * socket that is its argument.
  *
  * A tool call is one frame in and one frame out, so it costs a fork rather than a `docker exec`. Being
  * PID 1 it adopts every orphan, and kill(-1) reaches whatever a command did to escape (setsid, nohup,
@@ -26,9 +27,11 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -100,18 +103,18 @@ static char scratch[BUFFER];
 static char chunk[BUFFER];             /* part of a body on its way to the child */
 static struct shell spare;             /* for the next session command; job.pid is 0 when there is none */
 
-static void become_supervisor(void);
+static void become_supervisor(const char *client);
 static void serve(struct request *request);
 static int wait_for_events(struct job *job, int timeout_ms);
 static void read_client(void *to, size_t size);
 static void close_shell(struct shell *shell);
 
-int main(void) {
+int main(int argc, char **argv) {
     if (getpid() != 1) { /* kill(-1) anywhere else would end the machine's processes */
         fputs("this is the PID 1 of a sandbox and does nothing elsewhere\n", stderr);
         return 2;
     }
-    become_supervisor();
+    become_supervisor(argc > 1 ? argv[1] : NULL);
     for (;;) {
         struct request request;
         while (!(wait_for_events(NULL, -1) & 1)) {}
@@ -128,9 +131,13 @@ static void client_gone(void) { _exit(0); }
 static void read_client(void *to, size_t size) {
     for (char *at = to; size;) {
         ssize_t got = read(client_in, at, size);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) client_gone();
-        at += got, size -= got;
+        if (got > 0) {
+            at += got, size -= got;
+        } else if (got < 0 && errno == EAGAIN) { /* a socket does not block in either direction */
+            poll(&(struct pollfd){client_in, POLLIN, 0}, 1, -1);
+        } else if (got == 0 || errno != EINTR) {
+            client_gone();
+        }
     }
 }
 
@@ -224,7 +231,18 @@ static void drop_capabilities(uint32_t keep) {
     if (syscall(SYS_capset, &header, data)) _exit(126);
 }
 
-static void become_supervisor(void) {
+/* A connection to the socket at `path`; -1 where it cannot be had, which stdout is told with one byte. */
+static int connect_client(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    if (fd >= 0 && !connect(fd, (struct sockaddr *)&address, sizeof address)) return fd;
+    if (fd >= 0) close(fd);
+    if (write(1, "", 1) < 0) client_gone();
+    return -1;
+}
+
+static void become_supervisor(const char *client) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2];
     const uint32_t needed = 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
@@ -252,8 +270,10 @@ static void become_supervisor(void) {
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
     signal(SIGPIPE, SIG_IGN);
-    client_in = fcntl(0, F_DUPFD_CLOEXEC, 100);
-    client_out = fcntl(1, F_DUPFD_CLOEXEC, 100);
+    int connected = client ? connect_client(client) : -1;
+    client_in = fcntl(connected < 0 ? 0 : connected, F_DUPFD_CLOEXEC, 100);
+    client_out = fcntl(connected < 0 ? 1 : connected, F_DUPFD_CLOEXEC, 100);
+    if (connected >= 0) close(connected);
     signals = fcntl(signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK), F_DUPFD_CLOEXEC, 100);
     fcntl(client_out, F_SETFL, fcntl(client_out, F_GETFL) | O_NONBLOCK);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -1,6 +1,6 @@
 """The client of the supervisor: framed requests over any byte stream, one at a time.
 
-A backend opens a stream to a sandbox's PID 1 (an attach socket, a pair of pipes) and wraps it in a
+A backend opens a stream to a sandbox's PID 1 (:mod:`sandboxes.streams`) and wraps it in a
 :class:`Session`, which has the calls of :class:`sandboxes.protocol.Sandbox`. The other side and the
 layout of the frames are `supervisor.c`.
 

@@ -98,6 +98,17 @@ for number in (0, 1, 100, 101, 102):
 """,
     ),
     Probe(
+        "reach the supervisor's client through the socket that was mounted for it",
+        Kind.INTERFERENCE,
+        """
+for name in os.listdir("/.swe-env"):
+    if name != "init":
+        end = socket.socket(socket.AF_UNIX)
+        forbidden(f"connecting to {name}", lambda: end.connect(f"/.swe-env/{name}"), {errno.ECONNREFUSED})
+        forbidden(f"replacing {name}", lambda: os.unlink(f"/.swe-env/{name}"), {errno.EBUSY})
+""",
+    ),
+    Probe(
         "speak for the supervisor through an inherited descriptor",
         Kind.INTERFERENCE,
         """
