@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -269,14 +270,16 @@ class DockerEngine:
 
 
 def _folder_for_sockets(cache: Path) -> Path:
-    """A folder of this process's own; those of dead ones are removed on the way."""
+    """A folder that no other user and no other engine reaches; those of dead ones are removed on the way."""
     sockets = cache / "sockets"
-    ours = sockets / owner_label()
-    ours.mkdir(parents=True, exist_ok=True)
-    for folder in sockets.iterdir():
-        if dead(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
-    return ours
+    try:
+        sockets.mkdir(exist_ok=True)
+        for folder in sockets.iterdir():
+            if dead(folder.name.partition(",")[0]):
+                shutil.rmtree(folder, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{owner_label()},", dir=sockets))
+    except OSError as error:
+        raise SandboxError(f"cannot write to {sockets} ({error.strerror}): set XDG_CACHE_HOME") from error
 
 
 def _explain(error: APIError, image: str) -> SandboxError:

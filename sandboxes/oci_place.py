@@ -87,16 +87,14 @@ class Place:
         version1, version2 = CGROUPS / "freezer" / self.cgroup[1:], CGROUPS / self.cgroup[1:]
         if version1.is_dir():
             file, stop, go = version1 / "freezer.state", "FROZEN", "THAWED"
+            state, stopped = file, stop
         else:
             file, stop, go = version2 / "cgroup.freeze", "1", "0"
+            state, stopped = version2 / "cgroup.events", "frozen 1"
         try:
             file.write_text(stop)
             deadline = time.monotonic() + 1
-            while (
-                file.name == "freezer.state"
-                and file.read_text().strip() != stop
-                and time.monotonic() < deadline
-            ):
+            while stopped not in state.read_text().splitlines() and time.monotonic() < deadline:
                 time.sleep(0.001)
             yield
         except FileNotFoundError as error:

@@ -28,6 +28,13 @@ from tests.sandboxes.conftest import BUSYBOX_IMAGE, WORKDIR
 pytestmark = pytest.mark.docker
 
 
+SOCKETS = binary("supervisor").parent / "sockets"
+
+
+def sockets_of(owner: str) -> list[Path]:
+    return list(SOCKETS.glob(f"{owner},*"))
+
+
 @asynccontextmanager
 async def opened(image: str) -> AsyncGenerator[Session]:
     async with (
@@ -87,7 +94,9 @@ def test_nobody_else_can_connect(base_image: str) -> None:
 
     async def main() -> None:
         async with opened(base_image) as sandbox:
-            assert list((binary("supervisor").parent / "sockets" / owner_label()).iterdir()) == []
+            [folder] = sockets_of(owner_label())
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert list(folder.iterdir()) == []
             result = await sandbox.run(f'python -c "{connect}"')
             assert "ConnectionRefusedError" in result.text
 
@@ -95,21 +104,20 @@ def test_nobody_else_can_connect(base_image: str) -> None:
 
 
 def test_sockets_of_dead_processes_are_removed_and_no_others(base_image: str) -> None:
-    sockets = binary("supervisor").parent / "sockets"
     host, process, start = owner_label().rsplit(":", 2)
-    dead, elsewhere = sockets / f"{host}:{process}:1", sockets / f"elsewhere.example:{process}:{start}"
+    dead, elsewhere = SOCKETS / f"{host}:{process}:1,x", SOCKETS / f"elsewhere.example:{process}:{start},x"
     for folder in (dead, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
 
     async def main() -> None:
         async with DockerEngine.connect(run_id="test-streams"):
-            assert (sockets / owner_label()).is_dir()
+            assert len(sockets_of(owner_label())) == 1
 
     try:
         trio.run(main)
         assert not dead.exists()
         assert elsewhere.is_dir()
-        assert not (sockets / owner_label()).exists()
+        assert sockets_of(owner_label()) == []
     finally:
         elsewhere.rmdir()
 
