@@ -19,8 +19,12 @@ from typing import Protocol
 
 import trio
 
+from sandboxes.protocol import SandboxLost
+
 PIECE = 256 << 10
 """Most bytes read at once."""
+START_SECONDS = 60.0
+"""Longest that the supervisor of a started container takes to connect [s]."""
 
 
 class _HasFileno(Protocol):
@@ -154,9 +158,11 @@ class AttachStream:
 
 
 async def meet(listener: socket.socket, attached: AttachStream) -> SocketStream | AttachStream:
-    """The way that the supervisor of a started container took."""
-    with _either(listener, attached) as either:
+    """The way that the supervisor of a started container took. Raises `SandboxLost` when it takes none."""
+    with _either(listener, attached) as either, trio.move_on_after(START_SECONDS) as waiting:
         await trio.lowlevel.wait_readable(either)
+    if waiting.cancelled_caught:
+        raise SandboxLost(f"its supervisor did not connect in {START_SECONDS:.0f} s: lower the concurrency")
     try:
         return SocketStream(listener.accept()[0], attached)
     except BlockingIOError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -85,6 +86,21 @@ def test_attached_streams_do_where_there_is_no_connection(
         async with opened(base_image) as sandbox:
             assert isinstance(sandbox._stream, AttachStream)
             await moves_bytes(sandbox)
+
+    trio.run(main)
+
+
+def test_a_supervisor_that_never_connects_is_a_lost_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "START_SECONDS", 0.1)
+
+    async def main() -> None:
+        ours, engines = socket.socketpair()
+        with ours, engines, streams.listening(tmp_path / "client") as listener:
+            assert listener is not None
+            with trio.fail_after(5), pytest.raises(SandboxLost, match="did not connect"):
+                await streams.meet(listener, AttachStream(ours))
 
     trio.run(main)
 
