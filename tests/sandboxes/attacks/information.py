@@ -126,7 +126,7 @@ if os.environ["HOST_NAME"] in (socket.gethostname(), os.uname().nodename):
 for path in ("/proc/net/tcp", "/proc/net/udp", "/proc/net/unix", "/proc/net/arp", "/proc/net/route"):
     text = open(path).read()
     connections = text.splitlines()[1:]
-    if path == "/proc/net/unix" and len(connections) == 2 and "swe-env-" in connections[1]:
+    if path == "/proc/net/unix" and len(connections) == 2 and "/swe-env-" in "".join(connections):
         connections = []  # both ends of one: the supervisor's own, where it has one
     if os.environ["HOST_SOCKET"] in text or connections:
         breach(f"{path} lists connections")
