@@ -15,7 +15,6 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -25,10 +24,6 @@ PIECE = 256 << 10
 """Most bytes read at once."""
 START_SECONDS = 60.0
 """Longest that the supervisor of a started container takes to connect [s]."""
-
-
-class _HasFileno(Protocol):
-    def fileno(self) -> int: ...
 
 
 class SocketStream:
@@ -77,14 +72,13 @@ class SocketStream:
 def listening(path: Path) -> Generator[socket.socket | None]:
     """A socket file for one supervisor to connect to, while the block runs; None where none can be."""
     with socket.socket(socket.AF_UNIX) as listener:
+        listens = True
         try:
             _listen(listener, path)
         except OSError:  # a file system without sockets, a system without /proc
-            path.unlink(missing_ok=True)
-            yield None
-            return
+            listens = False
         try:
-            yield listener
+            yield listener if listens else None
         finally:
             path.unlink(missing_ok=True)
 
@@ -94,7 +88,7 @@ def _listen(listener: socket.socket, path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # an address is short, a path may be long
-        path.chmod(0o666)  # uid 0 of the container may be nobody here
+        path.chmod(0o666)  # the supervisor has a user id of its own
         listener.listen(1)
     finally:
         os.close(folder)
@@ -170,9 +164,9 @@ async def meet(listener: socket.socket, attached: AttachStream) -> SocketStream 
         return attached
 
 
-def _either(one: _HasFileno, other: _HasFileno) -> select.epoll:
-    """Readable when one of two is. Waiting for each in a task of its own would cost every tool call."""
+def _either(connection: socket.socket, attached: AttachStream) -> select.epoll:
+    """Readable when one of them is. Waiting for each in a task of its own would cost every tool call."""
     both = select.epoll()
-    both.register(one.fileno(), select.EPOLLIN)
-    both.register(other.fileno(), select.EPOLLIN)
+    both.register(connection.fileno(), select.EPOLLIN)
+    both.register(attached.fileno(), select.EPOLLIN)
     return both
