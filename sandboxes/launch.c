@@ -85,7 +85,7 @@ static void mount_lower(const char *from, const char *at, int namespace) {
     int tree = syscall(SYS_open_tree, AT_FDCWD, from, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (tree < 0) fail("open the layer", from);
     if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
-        fail("map the ids of", from);
+        fail("map the ids (ext4 and xfs can: keep images on one, or take --sandbox docker) of", from);
     if (mkdir(at, 0711)) fail("make", at);
     if (syscall(SYS_move_mount, tree, "", AT_FDCWD, at, MOVE_MOUNT_F_EMPTY_PATH)) fail("mount", from);
     close(tree);

@@ -147,6 +147,27 @@ def test_layers_that_cannot_be_reached_are_exported_once(
     assert layer.stat().st_ctime_ns == made
 
 
+def test_a_file_system_that_cannot_map_ids_is_said_with_the_cure(
+    busybox_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci_images, "_reachable_layers", lambda about: None)
+    store, *parts = (tmp_path / name for name in ("store", "lower", "upper", "work"))
+    for folder in (store, *parts):
+        folder.mkdir()
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", store], check=True)
+
+    async def body(engine: OciEngine) -> None:
+        async with engine.sandbox(busybox_image, workdir=WORKDIR, limits=Limits()):
+            pass
+
+    try:
+        with pytest.raises(SandboxLost, match="keep images on one, or take --sandbox docker"):
+            in_engine(body, state=store)
+    finally:
+        subprocess.run(["umount", store], check=True)
+
+
 def test_a_layer_that_was_removed_meanwhile_is_said_in_one_line(base_image: str, tmp_path: Path) -> None:
     async def body(engine: OciEngine) -> None:
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
