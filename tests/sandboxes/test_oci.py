@@ -102,12 +102,13 @@ def test_processes_are_paused_and_not_copied_by_a_snapshot(base_image: str) -> N
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
             await sandbox.run(
                 "(i=0; while true; do i=$((i+1)); echo $i >>a; sleep 0.01; done) >/dev/null 2>&1 &"
+                "until test -s a; do sleep 0.01; done"
             )
-            await trio.sleep(0.1)
             snapshot = await sandbox.snapshot()
             first = await sandbox.read("a")
-            await trio.sleep(0.1)
-            assert await sandbox.read("a") != first, "it goes on afterwards"
+            with trio.fail_after(10):  # it goes on afterwards
+                while await sandbox.read("a") == first:
+                    await trio.sleep(0.1)
             async with engine.sandbox(snapshot, workdir=WORKDIR, limits=Limits()) as child:
                 assert (await child.run("ps -e --no-headers | grep -vc ' ps$'")).text.strip() <= "3"
 

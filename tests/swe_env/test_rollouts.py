@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from agents.conversation import Segment
 from agents.loop import End
@@ -97,7 +98,11 @@ class Scripted:
 
 
 async def settled() -> None:
-    await trio.sleep(0.1)
+    """Wait until every task waits for what a test has yet to do: none for a thread, that is for a disk."""
+    threads = trio.to_thread.current_default_thread_limiter()
+    await wait_all_tasks_blocked(0.01)
+    while threads.borrowed_tokens:
+        await wait_all_tasks_blocked(0.01)
 
 
 Body = Callable[[Rollouts, Scripted, TrainDir], Awaitable[None]]
