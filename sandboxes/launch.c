@@ -1,6 +1,7 @@
 /* Lays an image's files out for one sandbox and becomes the container runtime that starts it.
  *
  *     launch BASE SIZE INODES LIMITS RUNTIME ARGUMENTS...      in the sandbox's directory
+ *     launch DIRECTORY      in an empty one: says why layers in DIRECTORY could not be used, if so
  *
  * `lowers` there names the image's layers, the top one first. They are mounted with uid 0 moved to BASE (a range
  * of 65536 that no other sandbox has), under an in-memory layer of SIZE bytes and INODES files, on `root`. All
@@ -77,15 +78,21 @@ static int user_namespace(unsigned base, int owned) {
     return fd;
 }
 
-static void mount_lower(const char *from, const char *at, int namespace) {
+/* A mount of a layer, its ids mapped, that is nowhere yet. */
+static int mapped(const char *layer, int namespace) {
     struct mount_attr attributes = {
         .attr_set = MOUNT_ATTR_IDMAP | MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID,
         .userns_fd = namespace,
     };
-    int tree = syscall(SYS_open_tree, AT_FDCWD, from, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    if (tree < 0) fail("open the layer", from);
+    int tree = syscall(SYS_open_tree, AT_FDCWD, layer, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (tree < 0) fail("open the layer", layer);
     if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
-        fail("map the ids (ext4 and xfs can: keep images on one, or take --sandbox docker) of", from);
+        fail("map the ids of", layer);
+    return tree;
+}
+
+static void mount_lower(const char *from, const char *at, int namespace) {
+    int tree = mapped(from, namespace);
     if (mkdir(at, 0711)) fail("make", at);
     if (syscall(SYS_move_mount, tree, "", AT_FDCWD, at, MOVE_MOUNT_F_EMPTY_PATH)) fail("mount", from);
     close(tree);
@@ -119,13 +126,14 @@ static void set_limits(char *list) {
 
 int main(int argc, char **argv) {
     char line[PAGE], options[PAGE] = "xino=on,upperdir=up/u,workdir=up/w,lowerdir=", at[16];
-    if (argc < 7) return 2;
-    unsigned base = strtoul(argv[1], NULL, 10);
-    hasten_control_groups();
+    if (argc != 2 && argc < 7) return 2;
+    unsigned base = argc == 2 ? 1 << 28 : strtoul(argv[1], NULL, 10);
+    if (argc > 2) hasten_control_groups();
     /* Slave and not private: what the machine unmounts must not live on in here and keep its disk busy. */
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, RECURSIVE | SLAVE, NULL)) fail("make", "a mount namespace");
 
     int namespace = user_namespace(base, 1), count = 0;
+    if (argc == 2) return mapped(argv[1], namespace) < 0;
     FILE *lowers = fopen("lowers", "re");
     if (!lowers) fail("open", "lowers");
     if (mkdir("l", 0711)) fail("make", "l");

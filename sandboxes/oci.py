@@ -30,9 +30,9 @@ import trio
 from sandboxes.binaries import binary
 from sandboxes.isolation import rlimits
 from sandboxes.oci_images import STATE, ImageStore, OciImage, connect_docker
-from sandboxes.oci_place import RUN, Place, cgroups_writable, end_starting, remove_cgroups
+from sandboxes.oci_place import RUN, Place, cgroups_writable, end_starting, remove_cgroups, unusable
 from sandboxes.oci_spec import HOSTS, spec
-from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxLost
+from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxError, SandboxLost
 from sandboxes.reaper import remove_orphans
 from sandboxes.wire import ByteStream, Session
 
@@ -111,9 +111,8 @@ class OciEngine:
 
         Raises :class:`EngineUnavailable` with what this machine lacks.
         """
-        if reason := await trio.to_thread.run_sync(lacking):
+        if reason := await trio.to_thread.run_sync(lacking, state):
             raise EngineUnavailable(f"the oci backend cannot run here: {reason}")
-        await trio.to_thread.run_sync(binary, "launch")
         with _number(state) as number:
             engine = cls(number, runtime() or "", state)
             (RUN / str(number) / "hosts").write_text(HOSTS)
@@ -246,8 +245,11 @@ def _version(crun: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def lacking() -> str:
-    """What this machine lacks to run sandboxes without a daemon, with the cure; "" if nothing."""
+def lacking(state: Path = STATE) -> str:
+    """What this machine lacks to run sandboxes without a daemon, with the cure; "" if nothing.
+
+    `state` is where images are kept.
+    """
     if os.uname().sysname != "Linux":
         return "it needs Linux"
     if os.geteuid() != 0:
@@ -258,6 +260,12 @@ def lacking() -> str:
         return "the kernel has no overlay file system: `modprobe overlay`"
     if not cgroups_writable():
         return "control groups cannot be written: run where they can be, or use --sandbox docker"
+    there = next(folder for folder in (state, *state.parents) if folder.is_dir())
+    try:
+        if reason := unusable(there):
+            return f"{reason}: set SWE_ENV_STATE to a directory on ext4, or use --sandbox docker"
+    except SandboxError as error:
+        return str(error)
     return ""
 
 

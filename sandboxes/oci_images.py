@@ -27,6 +27,7 @@ import requests
 from docker.errors import DockerException, ImageNotFound
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sandboxes.oci_place import unusable
 from sandboxes.protocol import ImageUnavailable, SandboxError
 from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label
 
@@ -206,7 +207,7 @@ class ImageStore:
         image = OciImage(
             name=name,
             id=about["Id"],
-            layers=_reachable_layers(about) or [str(self._export(client, about["Id"]))],
+            layers=reachable_layers(about) or [str(self._export(client, about["Id"]))],
             env=about["Config"].get("Env") or [],
             labels=about["Config"].get("Labels") or {},
         )
@@ -340,14 +341,15 @@ def connect_docker() -> Any | None:
     return client
 
 
-def _reachable_layers(about: Mapping[str, Any]) -> list[str] | None:
-    """An image's overlay2 directories, the top one first; None where Docker keeps its layers otherwise."""
+def reachable_layers(about: Mapping[str, Any]) -> list[str] | None:
+    """An image's overlay2 directories, the top one first; None where no sandbox could use them."""
     driver: dict[str, Any] = about.get("GraphDriver") or {}
     data: dict[str, str] = driver.get("Data") or {}
     if driver.get("Name") != "overlay2" or not data.get("UpperDir"):
         return None
     layers = [data["UpperDir"], *filter(None, data.get("LowerDir", "").split(":"))]
-    return layers if all(Path(layer).is_dir() for layer in layers) else None
+    here = all(Path(layer).is_dir() for layer in layers)
+    return layers if here and not unusable(Path(layers[0])) else None
 
 
 def _full(name: str) -> str:

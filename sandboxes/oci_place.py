@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from sandboxes.binaries import binary
 from sandboxes.protocol import SandboxLost
 from sandboxes.streams import SocketStream
 
@@ -102,6 +105,17 @@ class Place:
         finally:
             with suppress(OSError):
                 file.write_text(go)
+
+
+def unusable(directory: Path) -> str:
+    """Why no layer in a directory could be a sandbox's files; "" if one could. Tried, in some 10 ms.
+
+    It is the file system's doing: some map no user ids (overlayfs; tmpfs before Linux 6.3).
+    """
+    with tempfile.TemporaryDirectory(prefix="swe-env-") as empty:
+        argv = [str(binary("launch")), str(directory)]
+        said = subprocess.run(argv, cwd=empty, capture_output=True, text=True, check=False).stderr
+    return said.strip()
 
 
 def cgroups_writable() -> bool:

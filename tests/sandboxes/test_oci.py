@@ -21,7 +21,7 @@ import trio
 from sandboxes import oci, oci_images, oci_place
 from sandboxes.oci import OciEngine, OciSandbox, lacking, runtime
 from sandboxes.oci_place import controllers, remove_cgroups
-from sandboxes.protocol import ImageUnavailable, Limits, SandboxLost
+from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Limits, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, owner_label
 from tests.sandboxes.conftest import REPOSITORY, WORKDIR, own_containers
 
@@ -135,7 +135,7 @@ def test_an_image_known_once_runs_without_an_engine(
 def test_layers_that_cannot_be_reached_are_exported_once(
     base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oci_images, "_reachable_layers", lambda about: None)
+    monkeypatch.setattr(oci_images, "reachable_layers", lambda about: None)
 
     async def body(engine: OciEngine) -> str:
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
@@ -148,25 +148,32 @@ def test_layers_that_cannot_be_reached_are_exported_once(
     assert layer.stat().st_ctime_ns == made
 
 
-def test_a_file_system_that_cannot_map_ids_is_said_with_the_cure(
-    busybox_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(oci_images, "_reachable_layers", lambda about: None)
-    store, *parts = (tmp_path / name for name in ("store", "lower", "upper", "work"))
-    for folder in (store, *parts):
+@pytest.fixture
+def unmappable(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system whose ids no kernel maps."""
+    there, *parts = (tmp_path / name for name in ("there", "lower", "upper", "work"))
+    for folder in (there, *parts):
         folder.mkdir()
     options = "lowerdir={},upperdir={},workdir={}".format(*parts)
-    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", store], check=True)
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", there], check=True)
+    yield there
+    subprocess.run(["umount", there], check=True)
 
-    async def body(engine: OciEngine) -> None:
-        async with engine.sandbox(busybox_image, workdir=WORKDIR, limits=Limits()):
-            pass
 
-    try:
-        with pytest.raises(SandboxLost, match="keep images on one, or take --sandbox docker"):
-            in_engine(body, state=store)
-    finally:
-        subprocess.run(["umount", store], check=True)
+def test_where_the_store_cannot_serve_layers_the_cure_is_another_or_the_other_backend(
+    unmappable: Path,
+) -> None:
+    async def body(engine: OciEngine) -> None: ...
+
+    with pytest.raises(EngineUnavailable, match=r"cannot map the ids of .*: set SWE_ENV_STATE .* docker"):
+        in_engine(body, state=unmappable / "not/yet/made")
+
+
+def test_layers_of_docker_that_cannot_be_used_where_they_lie_are_copied(unmappable: Path) -> None:
+    about = {"GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": str(unmappable)}}}
+    assert oci_images.reachable_layers(about) is None
+    about["GraphDriver"]["Data"] = {"UpperDir": str(unmappable.parent)}
+    assert oci_images.reachable_layers(about) == [str(unmappable.parent)]
 
 
 def test_a_layer_that_was_removed_meanwhile_is_said_in_one_line(base_image: str, tmp_path: Path) -> None:
