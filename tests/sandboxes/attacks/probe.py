@@ -57,8 +57,11 @@ async def responds(sandbox: Sandbox) -> str:
 
 
 async def recovers(sandbox: Sandbox) -> str:
-    """For attacks on whatever starts: one call may run into its deadline, which ends them, and no more."""
-    await sandbox.run("echo ok", timeout=1)
+    """For attacks on whatever starts: one call runs into its deadline, which ends them, and no more."""
+    until = trio.current_time() + ANSWER_SECONDS
+    while not (await sandbox.run("echo ok", timeout=1)).timed_out:
+        if trio.current_time() > until:
+            return "every call was answered: the attack never began"
     return await answers(sandbox)
 
 
