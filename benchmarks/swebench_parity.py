@@ -4,10 +4,11 @@
 
 For each instance, whose image must be here, up to eight patches are graded three times on that image: by
 swebench's `run_instance`, by us in official mode, by us in strict mode. In official mode every verdict must
-be the same; in strict mode only tampered patches may differ, and each must be reported as tampering. Exit
-code 1 otherwise. Gold patches come first, one at a time, ours and theirs in turn: those are the times of one
-grading. The others are graded `N` at a time, by us and by them in turn for every few instances, so that a
-busy machine slows both alike: those are the times of many.
+be the same; in strict mode only tampered patches may differ, and each must be reported as tampering. One
+grading may take no longer than theirs, many at a time must be 1.5 times as fast. Exit code 1 otherwise. Gold
+patches come first, one at a time, ours and theirs in turn: those are the times of one grading. The others are
+graded `N` at a time, by us and by them in turn for every few instances, so that a busy machine slows both
+alike: those are the times of many.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ GROUP = 4
 """Instances whose patches are graded by us, and then by the harness, before the next few are."""
 TIMEOUT = 900
 """Of one instance's tests [seconds]."""
+GOALS = (1.0, 1.5)
+"""Their time over ours, at least: of one grading, and of many at a time."""
 
 FORCE = """import pytest
 
@@ -245,7 +248,10 @@ def show(found: dict[str, Any], workers: int, console: Console) -> bool:
     console.print(f"{len(harness)} verdicts, {len(wrong)} disagreements")
     for line in wrong:
         console.print(line, markup=False)
-    return not wrong
+    fast = one >= GOALS[0] and many >= GOALS[1]
+    if not fast:
+        console.print(f"too slow: the ratios are to be at least {GOALS[0]} and {GOALS[1]}")
+    return fast and not wrong
 
 
 def main(
