@@ -114,8 +114,9 @@ def unusable(directory: Path) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="swe-env-") as empty:
         argv = [str(binary("launch")), str(directory)]
-        said = subprocess.run(argv, cwd=empty, capture_output=True, text=True, check=False).stderr
-    return said.strip()
+        done = subprocess.run(argv, cwd=empty, capture_output=True, text=True, check=False)
+    ended = f"launch ended with status {done.returncode}" if done.returncode else ""
+    return done.stderr.strip() or ended
 
 
 def cgroups_writable() -> bool:
