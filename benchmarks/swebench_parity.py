@@ -262,6 +262,8 @@ def main(
     sandbox: Annotated[Backend, typer.Option(help="Where ours are graded: auto, oci or docker.")] = "auto",
 ) -> None:
     tasks = load_swebench(rows, instances.split(","))
+    if (out / "logs").exists():  # swebench would take what it finds there for done, in no time
+        sys.exit(f"{out} has logs of a run before: remove it, or give another --out")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(emoji=False, highlight=False, stderr=False)
     if not console.is_terminal:
