@@ -17,6 +17,7 @@
 #include <limits.h>
 #include <linux/capability.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -624,6 +625,7 @@ static void serve_run(struct request *request, const char *directory) {
     finish(&shell.job, take_output, &output);
     put_output(&output, &result);
     put_result(result);
+    sched_yield(); /* whom the reply woke often waits for this CPU: what follows can wait */
     free(output.head), free(output.tail);
     close_shell_files(&shell);
     if (session && started > 0) prepare_spare();
