@@ -22,10 +22,8 @@ import typer
 
 from agents.chat import load_chat
 from agents.prompts import load_prompts
-from sandboxes.backends import connect
+from sandboxes.backends import connect, needs_no_daemon
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from sandboxes.oci import lacking
-from sandboxes.oci_images import ImageStore
 from swe_env.episode import Episode, run_episode
 from swe_env.grade_once import GradedOnce
 from swe_env.plan import TINY_GLM
@@ -94,7 +92,7 @@ async def play(episodes: int, concurrency: int, rundir: RunDir) -> Meter:
 
 
 def main(episodes: int = 10_000, concurrency: int = 16) -> None:
-    if lacking() or not ImageStore().known(BASE_IMAGE):
+    if not needs_no_daemon(BASE_IMAGE):
         ensure_base_image(say)
     with tempfile.TemporaryDirectory() as scratch:
         rundir = RunDir(Path(scratch))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
-import trio
-
-from sandboxes.oci import OciEngine, lacking
-from sandboxes.protocol import Engine, Say
+from sandboxes.oci import OciEngine
+from sandboxes.oci_images import ImageStore
+from sandboxes.oci_machine import lacking
+from sandboxes.protocol import Engine, EngineUnavailable, Say
 from sandboxes.warm import WarmEngine
 
 Backend = Literal["auto", "oci", "docker"]
@@ -21,14 +21,21 @@ async def connect(backend: Backend, *, run_id: str, say: Say) -> AsyncGenerator[
 
     Raises :class:`EngineUnavailable` with what is missing for the backend asked for, or for either.
     """
-    reason = await trio.to_thread.run_sync(lacking) if backend != "docker" else ""
-    if backend == "oci" or (backend == "auto" and not reason):
-        if backend == "auto":
-            say("sandboxes: oci (no daemon needed)")
-        async with OciEngine.connect() as engine:
-            yield engine
-        return
-    if backend == "auto":
-        say(f"sandboxes: docker (oci is faster, but {reason})")
-    async with WarmEngine.connect(run_id=run_id) as engine:
-        yield engine
+    async with AsyncExitStack() as stack:
+        engine: Engine | None = None
+        if backend != "docker":
+            try:
+                engine = await stack.enter_async_context(OciEngine.connect())
+            except EngineUnavailable as error:
+                if backend == "oci":
+                    raise
+                say(f"sandboxes: docker ({error})")
+            else:
+                if backend == "auto":
+                    say("sandboxes: oci (no daemon needed)")
+        yield engine or await stack.enter_async_context(WarmEngine.connect(run_id=run_id))
+
+
+def needs_no_daemon(image: str) -> bool:
+    """Whether sandboxes of an image can start here while no Docker engine runs."""
+    return not lacking() and ImageStore().known(image)

@@ -15,7 +15,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -29,17 +28,16 @@ import trio
 
 from sandboxes.binaries import binary
 from sandboxes.isolation import rlimits
-from sandboxes.oci_images import STATE, ImageStore, OciImage, connect_docker
-from sandboxes.oci_place import RUN, Place, cgroups_writable, end_starting, remove_cgroups, unusable
+from sandboxes.oci_images import ImageStore, OciImage, connect_docker
+from sandboxes.oci_machine import STATE, lacking, runtime
+from sandboxes.oci_place import RUN, Place, end_starting, remove_cgroups
 from sandboxes.oci_spec import HOSTS, spec
-from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxError, SandboxLost
+from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxLost
 from sandboxes.reaper import remove_orphans
 from sandboxes.wire import ByteStream, Session
 
 FIRST_ID, IDS, SANDBOXES, ENGINES = 1 << 28, 1 << 16, 1024, 56
 """User ids of this machine that sandboxes get: `IDS` each, for `SANDBOXES` alive in each of `ENGINES`."""
-OLDEST_CRUN = (1, 8)
-"""That this was tried with."""
 INODE_BYTES = 1024
 """Kernel memory of an empty file."""
 
@@ -230,43 +228,6 @@ class OciEngine:
         launch = [str(binary("launch")), str(place.first_id), str(disk), str(inodes), bounds]
         run = [self._runtime, "--root", str(self._home / "runtime"), "run", "--bundle", str(place.home)]
         return await place.start([*launch, *run, place.name])
-
-
-def runtime() -> str | None:
-    """Path of the container runtime: crun where there is a recent one, because it starts sooner."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    crun = shutil.which("crun", path=path)
-    return crun if crun and _version(crun) >= OLDEST_CRUN else shutil.which("runc", path=path)
-
-
-def _version(crun: str) -> tuple[int, ...]:
-    said = subprocess.run([crun, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.match(r"crun version (\d+)\.(\d+)", said)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def lacking(state: Path = STATE) -> str:
-    """What this machine lacks to run sandboxes without a daemon, with the cure; "" if nothing.
-
-    `state` is where images are kept.
-    """
-    if os.uname().sysname != "Linux":
-        return "it needs Linux"
-    if os.geteuid() != 0:
-        return "it needs root: use --sandbox docker"
-    if runtime() is None:
-        return "crun and runc are missing: `apt-get install crun`"
-    if "overlay" not in Path("/proc/filesystems").read_text():
-        return "the kernel has no overlay file system: `modprobe overlay`"
-    if not cgroups_writable():
-        return "control groups cannot be written: run where they can be, or use --sandbox docker"
-    there = next(folder for folder in (state, *state.parents) if folder.is_dir())
-    try:
-        if reason := unusable(there):
-            return f"{reason}: set SWE_ENV_STATE to a directory on ext4, or use --sandbox docker"
-    except SandboxError as error:
-        return str(error)
-    return ""
 
 
 @contextmanager

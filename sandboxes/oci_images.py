@@ -27,11 +27,10 @@ import requests
 from docker.errors import DockerException, ImageNotFound
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sandboxes.oci_place import unusable
+from sandboxes.oci_machine import STATE, unusable
 from sandboxes.protocol import ImageUnavailable, SandboxError
 from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label
 
-STATE = Path(os.environ.get("SWE_ENV_STATE") or "/var/lib/swe-env")
 EXPORT_SECONDS = 600
 
 

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -15,13 +13,12 @@ from pathlib import Path
 
 import trio
 
-from sandboxes.binaries import binary
+from sandboxes.oci_machine import CGROUPS, controllers
 from sandboxes.protocol import SandboxLost
 from sandboxes.streams import SocketStream
 
 RUN = Path("/run/swe-env")
 """Where sandboxes live: gone after a reboot, as they are."""
-CGROUPS = Path("/sys/fs/cgroup")
 TEARDOWN_SECONDS = 5.0
 """Longest that leaving a sandbox waits for its end [s]; then its processes are killed one by one."""
 
@@ -105,28 +102,6 @@ class Place:
         finally:
             with suppress(OSError):
                 file.write_text(go)
-
-
-def unusable(directory: Path) -> str:
-    """Why no layer in a directory could be a sandbox's files; "" if one could. Tried, in some 10 ms.
-
-    It is the file system's doing: some map no user ids (overlayfs; tmpfs before Linux 6.3).
-    """
-    with tempfile.TemporaryDirectory(prefix="swe-env-") as empty:
-        argv = [str(binary("launch")), str(directory)]
-        done = subprocess.run(argv, cwd=empty, capture_output=True, text=True, check=False)
-    ended = f"launch ended with status {done.returncode}" if done.returncode else ""
-    return done.stderr.strip() or ended
-
-
-def cgroups_writable() -> bool:
-    """Whether this process may make control groups that limit memory."""
-    return os.access(CGROUPS, os.W_OK) and bool(controllers())
-
-
-def controllers() -> list[Path]:
-    """Roots of the hierarchies that limit memory (version 1 and 2 are laid out differently)."""
-    return [root for root in (CGROUPS / "memory", CGROUPS) if (root / "cgroup.procs").exists()]
 
 
 def end_starting(home: Path) -> None:

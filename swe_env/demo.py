@@ -11,10 +11,8 @@ from typing import Any
 import trio
 
 from agents.loop import Budget
-from sandboxes.backends import Backend
+from sandboxes.backends import Backend, needs_no_daemon
 from sandboxes.engine import BASE_IMAGE, ensure_base_image, ensure_engine
-from sandboxes.oci import lacking
-from sandboxes.oci_images import ImageStore
 from swe_env.display import Board, console, program, show_table
 from swe_env.report import render
 from swe_env.request import RunRequest
@@ -81,7 +79,7 @@ def _show(runs: list[RunDir], where: Path) -> None:
 
 
 async def _prepare_base_image(sandbox: Backend) -> None:
-    if sandbox != "docker" and not lacking() and ImageStore().known(BASE_IMAGE):
+    if sandbox != "docker" and needs_no_daemon(BASE_IMAGE):
         return  # nothing needs a Docker engine
     await trio.to_thread.run_sync(ensure_engine, say)
     say(f"base image {await trio.to_thread.run_sync(ensure_base_image, say)} is here")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from sandboxes.backends import needs_no_daemon
 from sandboxes.binaries import binary
 from sandboxes.engine import BASE_IMAGE, engine_answers
-from sandboxes.oci import lacking, runtime
-from sandboxes.oci_images import ImageStore
+from sandboxes.oci_machine import lacking, runtime
 from sandboxes.protocol import SandboxError
 
 FREE_BYTES = 10 << 30
@@ -57,7 +57,7 @@ def _compiler() -> Finding:
 def _engine() -> Finding:
     if engine_answers():
         return Finding(what="Docker engine", ok=True, detail="answers")
-    if not lacking() and ImageStore().known(BASE_IMAGE):
+    if needs_no_daemon(BASE_IMAGE):
         return Finding(what="Docker engine", ok=True, detail="not running, and not needed for what is here")
     installed = shutil.which("dockerd") is not None
     return Finding(
@@ -82,7 +82,7 @@ def _base_image() -> Finding:
     import docker
     from docker.errors import DockerException
 
-    if not lacking() and ImageStore().known(BASE_IMAGE):
+    if needs_no_daemon(BASE_IMAGE):
         return Finding(what="base image", ok=True, detail=BASE_IMAGE, needed_for="inline tasks")
     try:
         docker.from_env().images.get(BASE_IMAGE)

@@ -12,10 +12,8 @@ from agents.chat import load_chat
 from agents.loop import Budget
 from agents.prompts import load_prompts
 from agents.vllm import VllmPolicy
-from sandboxes.backends import connect
+from sandboxes.backends import connect, needs_no_daemon
 from sandboxes.engine import BASE_IMAGE, ensure_base_image
-from sandboxes.oci import lacking
-from sandboxes.oci_images import ImageStore
 from swe_env.episode import Episode, run_episode
 from swe_env.serve import serve
 from swe_env.workspace import Workspaces
@@ -38,7 +36,7 @@ async def play(
     """
     words = load_prompts(prompts)
     chat = load_chat(model, words.tools, announce=words.announce_tools)
-    if lacking() or not ImageStore().known(BASE_IMAGE):
+    if not needs_no_daemon(BASE_IMAGE):
         await trio.to_thread.run_sync(partial(ensure_base_image, lambda _: None))
     async with (
         connect("auto", run_id=secrets.token_hex(6), say=lambda _: None) as engine,

@@ -18,7 +18,8 @@ import trio
 
 from sandboxes.docker import DockerEngine
 from sandboxes.engine import ensure_base_image, ensure_engine
-from sandboxes.oci import OciEngine, lacking
+from sandboxes.oci import OciEngine
+from sandboxes.oci_machine import lacking
 from sandboxes.protocol import Engine
 from swe_env.serve import Server, serve
 
@@ -57,14 +58,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 Backend = Literal["docker", "oci"]
+LACKING = lacking()
+needs_oci = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 
 @pytest.fixture(params=["docker", "oci"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every backend in turn: what holds for one must hold for all."""
-    if request.param == "oci" and (reason := lacking()):
-        pytest.skip(reason)
+    if request.param == "oci" and LACKING:
+        pytest.skip(LACKING)
     return request.param
+
+
+@pytest.fixture
+def unmappable(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system whose ids no kernel maps."""
+    there, *parts = (tmp_path / name for name in ("there", "lower", "upper", "work"))
+    for folder in (there, *parts):
+        folder.mkdir()
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", there], check=True)
+    yield there
+    subprocess.run(["umount", there], check=True)
 
 
 @asynccontextmanager

@@ -18,14 +18,16 @@ from typing import TypeVar
 import pytest
 import trio
 
-from sandboxes import oci, oci_images, oci_place
-from sandboxes.oci import OciEngine, OciSandbox, lacking, runtime
-from sandboxes.oci_place import controllers, remove_cgroups
+from sandboxes import oci_images, oci_machine, oci_place
+from sandboxes.oci import OciEngine, OciSandbox
+from sandboxes.oci_machine import controllers, lacking, runtime
+from sandboxes.oci_place import remove_cgroups
 from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Limits, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, owner_label
+from tests.conftest import needs_oci
 from tests.sandboxes.conftest import REPOSITORY, WORKDIR, own_containers
 
-pytestmark = [pytest.mark.docker, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+pytestmark = [pytest.mark.docker, needs_oci]
 
 T = TypeVar("T")
 
@@ -148,18 +150,6 @@ def test_layers_that_cannot_be_reached_are_exported_once(
     assert layer.stat().st_ctime_ns == made
 
 
-@pytest.fixture
-def unmappable(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a file system whose ids no kernel maps."""
-    there, *parts = (tmp_path / name for name in ("there", "lower", "upper", "work"))
-    for folder in (there, *parts):
-        folder.mkdir()
-    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
-    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", there], check=True)
-    yield there
-    subprocess.run(["umount", there], check=True)
-
-
 def test_where_the_store_cannot_serve_layers_the_cure_is_another_or_the_other_backend(
     unmappable: Path,
 ) -> None:
@@ -247,8 +237,8 @@ def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_p
 
 def leftovers() -> list[str]:
     """Directories, control groups, mounts and processes of sandboxes whose owner is dead."""
-    groups = [str(path) for path in oci_place.CGROUPS.glob("*/swe-env/*/*") if path.is_dir()]
-    groups += [str(path) for path in oci_place.CGROUPS.glob("swe-env/*/*") if path.is_dir()]
+    groups = [str(path) for path in oci_machine.CGROUPS.glob("*/swe-env/*/*") if path.is_dir()]
+    groups += [str(path) for path in oci_machine.CGROUPS.glob("swe-env/*/*") if path.is_dir()]
     homes = [str(path) for path in oci_place.RUN.glob("*/*-*")]
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/run/swe-env" in line]
     return groups + homes + mounts
@@ -377,12 +367,12 @@ def test_without_root_the_cure_is_the_other_backend(monkeypatch: pytest.MonkeyPa
 def test_without_control_groups_the_cure_is_the_other_backend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(oci_place, "CGROUPS", tmp_path)
+    monkeypatch.setattr(oci_machine, "CGROUPS", tmp_path)
     assert "cannot be written" in lacking()
 
 
 def test_without_a_runtime_the_cure_is_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oci, "runtime", lambda: None)
+    monkeypatch.setattr(oci_machine, "runtime", lambda: None)
     assert lacking() == "crun and runc are missing: `apt-get install crun`"
 
 
@@ -410,7 +400,7 @@ def test_either_runtime_makes_the_same_sandbox(base_image: str, monkeypatch: pyt
             files = [
                 file
                 for pattern in CONTROLLED
-                for root in (oci_place.CGROUPS, *oci_place.CGROUPS.glob("*"))
+                for root in (oci_machine.CGROUPS, *oci_machine.CGROUPS.glob("*"))
                 for file in (root / group).glob(pattern)
             ]
             assert files
@@ -420,7 +410,7 @@ def test_either_runtime_makes_the_same_sandbox(base_image: str, monkeypatch: pyt
     made: list[tuple[str, list[str]]] = []
     for name in ("crun", "runc"):
         path = shutil.which(name, path="/usr/bin:/usr/sbin")
-        monkeypatch.setattr(oci, "runtime", lambda path=path: path)
+        monkeypatch.setattr(oci_machine, "runtime", lambda path=path: path)
         made.append(in_engine(body))
     assert made[0] == made[1]
 

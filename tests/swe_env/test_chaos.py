@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.oci import lacking
 from swe_env.train_dir import TrainDir
+from tests.conftest import needs_oci
 from tests.sandboxes.conftest import REPOSITORY
 from tests.swe_env.chaos import BLOWS, assert_is_whole, strike, training
 from tests.swe_env.trainings import untaught
@@ -19,7 +19,7 @@ from tests.swe_env.trainings import untaught
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.vllm,
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),  # root among it, who may mount a small disk
+    needs_oci,  # root among it, who may mount a small disk
 ]
 
 

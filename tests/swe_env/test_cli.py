@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.oci import lacking
 from swe_env.episode import Episode
 from swe_env.plan import TINY_GLM
 from swe_env.request import read_request
 from swe_env.rundir import RunDir
 from tasks.jsonl import save_tasks
 from tasks.model import ImageRef
-from tests.conftest import Backend
+from tests.conftest import Backend, needs_oci
 from tests.swe_env.conftest import make_task
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +148,7 @@ def test_a_missing_engine_says_how_to_get_one(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.docker
-@pytest.mark.skipif(bool(lacking()), reason=lacking())
+@needs_oci
 def test_no_engine_is_needed_for_an_image_that_was_used_once(
     tmp_path: Path, base_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +157,21 @@ def test_no_engine_is_needed_for_an_image_that_was_used_once(
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     assert run(tmp_path / "b", "shipped", "gold", *more, "--setup-once").returncode == 0
     [episode] = RunDir(tmp_path / "b").episodes()
+    assert episode.reward == 1
+
+
+@pytest.mark.docker
+@needs_oci
+def test_auto_falls_back_to_docker_where_the_store_cannot_serve_and_says_why(
+    tmp_path: Path, base_image: str, unmappable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWE_ENV_STATE", str(unmappable))
+    done = run(tmp_path / "run", "shipped", "gold", "--instances", TWO.split(",")[0])
+    assert done.returncode == 0, done
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "sandboxes: docker (the oci backend cannot run here: cannot map the ids of" in said
+    assert "set SWE_ENV_STATE to a directory on ext4" in said
+    [episode] = RunDir(tmp_path / "run").episodes()
     assert episode.reward == 1
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from sandboxes.oci import OciEngine, lacking
+from sandboxes.oci import OciEngine
 from sandboxes.oci_images import ImageStore
 from sandboxes.protocol import ImageUnavailable, Limits
 from sandboxes.registry import PulledImages
+from tests.conftest import needs_oci
 from tests.sandboxes.conftest import WORKDIR
 from tests.sandboxes.registry_server import Registry, serving
 from tests.swe_env.test_cli import call, refusal
 
 pytestmark = pytest.mark.docker
-needs_oci = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 
 def docker(*arguments: str) -> str:

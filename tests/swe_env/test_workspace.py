@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from sandboxes.oci import OciSandbox, lacking
+from sandboxes.oci import OciSandbox
 from sandboxes.repository import Patch, capture
 from swe_env.workspace import Workspace, Workspaces
-from tests.conftest import Backend, connected
+from tests.conftest import Backend, connected, needs_oci
 from tests.swe_env.conftest import make_task
 
 pytestmark = pytest.mark.docker
@@ -25,8 +25,6 @@ CHANGES = {
     "ignored": "printf '*.log\\n' >.gitignore; echo 1 >a.log; echo 1 >a.txt",
     "nothing": "true",
 }
-
-oci_only = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 
 def in_workspace(
@@ -44,7 +42,7 @@ def in_workspace(
     trio.run(main)
 
 
-@oci_only
+@needs_oci
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_patch_read_apart_has_the_bytes_of_one_read_inside(base_image: str, change: str) -> None:
     async def body(workspace: Workspace) -> None:
@@ -59,7 +57,7 @@ def test_a_patch_read_apart_has_the_bytes_of_one_read_inside(base_image: str, ch
     in_workspace("oci", base_image, body)
 
 
-@oci_only
+@needs_oci
 def test_a_git_that_the_agent_put_in_place_reads_nothing(base_image: str) -> None:
     async def body(workspace: Workspace) -> None:
         await workspace.sandbox.run("echo x >>calc.py; printf '#!/bin/sh\\nexit 1\\n' >$(command -v git)")
