@@ -8,6 +8,7 @@ strikes for that long, the Docker daemon too where the sandboxes are Docker's (i
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import random
 import signal
@@ -20,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandboxes.engine import ensure_engine
+from sandboxes.oci_place import RUN
+from sandboxes.reaper import OWNER_LABEL, dead
 from swe_env.train_dir import StepRow, TrainDir
 from tests.sandboxes.conftest import REPOSITORY
 from tests.swe_env.trainings import untaught
@@ -129,6 +132,18 @@ class Training:
         return self._log.read_text(errors="replace")
 
 
+def unowned() -> list[str]:
+    """Containers, and directories of sandboxes, whose owner is dead."""
+    argv = ["docker", "ps", "-a", "--format", f'{{{{.Names}}}} {{{{.Label "{OWNER_LABEL}"}}}}']
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    left = [name for name, _, owner in (line.partition(" ") for line in lines) if dead(owner)]
+    for lock in RUN.glob("*.lock"):
+        with lock.open() as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left += [str(home) for home in lock.with_suffix("").glob("*-*")]
+    return left
+
+
 @contextmanager
 def training(config: Path, out: Path) -> Iterator[Training]:
     running = Training(config, out)
@@ -164,7 +179,7 @@ def assert_is_whole(where: TrainDir, steps: int) -> None:
                 assert all(batch.step - 2 <= version <= batch.step for version in versions)
     assert len(set(names)) == len(names)  # each episode is trained on once
     began = time.monotonic()
-    while left := [line for _, line in processes() if str(where.path) in line]:  # they notice
+    while left := [line for _, line in processes() if str(where.path) in line] + unowned():  # they notice
         assert time.monotonic() - began < 20, left
         time.sleep(0.1)
 
