@@ -133,7 +133,7 @@ class Training:
 
 
 def unowned() -> list[str]:
-    """Containers, and directories of sandboxes, whose owner is dead."""
+    """Containers, and directories of sandboxes, whose owner is dead; those of other tests as well."""
     argv = ["docker", "ps", "-a", "--format", f'{{{{.Names}}}} {{{{.Label "{OWNER_LABEL}"}}}}']
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
     left = [name for name, _, owner in (line.partition(" ") for line in lines) if dead(owner)]
@@ -179,7 +179,7 @@ def assert_is_whole(where: TrainDir, steps: int) -> None:
                 assert all(batch.step - 2 <= version <= batch.step for version in versions)
     assert len(set(names)) == len(names)  # each episode is trained on once
     began = time.monotonic()
-    while left := [line for _, line in processes() if str(where.path) in line] + unowned():  # they notice
+    while left := [line for _, line in processes() if str(where.path) in line]:  # they notice
         assert time.monotonic() - began < 20, left
         time.sleep(0.1)
 
@@ -228,6 +228,7 @@ def main() -> None:
             finally:
                 print(running.said())
         assert_is_whole(TrainDir(out), steps)
+    assert not (left := unowned()), left
     print("the training is whole")
 
 
