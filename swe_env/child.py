@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 from pydantic import BaseModel
 
+from swe_env.process_log import ProcessLog
 from swe_env.rundir import RunError
 from swe_env.training import Place
 from swe_env.vllm_launcher import PARENT
@@ -41,7 +42,7 @@ class Child:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        errors: Path,
+        errors: ProcessLog,
         stdout: trio.lowlevel.FdStream,
         stdin: trio.lowlevel.FdStream,
         smaller: str,
@@ -90,7 +91,7 @@ class Child:
         if code < 0:
             name = signal.Signals(-code).name
             memory = f", most likely for want of memory: {self._smaller}" if name == "SIGKILL" else ""
-            raise Killed(f"{self._errors.stem} was ended by {name}{memory}")
+            raise Killed(f"{self._errors.path.stem} was ended by {name}{memory}")
         if code != 0:
             raise RunError(_reason(self._errors, code))
 
@@ -104,20 +105,21 @@ async def child(
     smaller: str = "lower micro_batch_tokens",
     place: Place | None = None,
 ) -> AsyncGenerator[Child]:
-    """Start `python -m module config`; its standard error goes to `errors`, which is overwritten.
+    """Start `python -m module config`; its standard error goes to `errors`, after what is there.
 
     `smaller`: what helps if it needs more memory than there is. `place`: where, and with which variables.
 
     Leaving the block ends it and all its children: TERM, and KILL after `STOP_SECONDS`.
     """
     command, variables = launched([sys.executable, "-m", module, str(config)], place or Place())
-    with errors.open("wb") as log:
+    log = ProcessLog.after_all(errors)
+    with errors.open("ab") as output:
         # from this thread: the kernel tells a child when the thread that began it ends
         process = subprocess.Popen(  # noqa: ASYNC220
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=output,
             env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"},
             start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
         )
@@ -129,7 +131,7 @@ async def child(
             trio.lowlevel.FdStream(os.dup(process.stdin.fileno())) as stdin,
         ):
             process.stdin.close()
-            yield Child(process, errors, stdout, stdin, smaller)
+            yield Child(process, log, stdout, stdin, smaller)
     finally:
         await _end(process)
         process.stdout.close()
@@ -155,10 +157,9 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
                 break
 
 
-def _reason(errors: Path, code: int) -> str:
+def _reason(errors: ProcessLog, code: int) -> str:
     """Why it failed, in one line: the last of what it wrote to standard error, if it could write."""
-    if shutil.disk_usage(errors.parent).free < FULL:
-        return f"No space left on device: {errors.parent}; free some, and the same command goes on"
-    text = errors.read_text(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else f"{errors.stem} ended with exit code {code} and no word"
+    if shutil.disk_usage(errors.path.parent).free < FULL:
+        return f"No space left on device: {errors.path.parent}; free some, and the same command goes on"
+    lines = [line.strip() for line in errors.end().splitlines() if line.strip()]
+    return lines[-1] if lines else f"{errors.path.stem} ended with exit code {code} and no word"

@@ -23,6 +23,7 @@ import trio
 
 from sandboxes.protocol import Say
 from swe_env.child import launched
+from swe_env.process_log import ProcessLog
 from swe_env.training import Place
 from swe_env.vllm_launcher import ASLEEP
 
@@ -50,9 +51,9 @@ class ServerKilled(ServerFailed):
 class Server:
     """A running vLLM server."""
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: ProcessLog) -> None:
         self.url = url
-        self.log_path = log_path
+        self.log = log
         self._process = process
 
     @property
@@ -66,9 +67,9 @@ class Server:
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             killed = code == -signal.SIGKILL  # it has no last words then
-            why = "most likely for want of memory" if killed else last_words(self.log_path)
+            why = "most likely for want of memory" if killed else last_words(self.log)
             kind = ServerKilled if code < 0 else ServerFailed
-            raise kind(f"vLLM ended ({how}): {why}; log: {self.log_path}")
+            raise kind(f"vLLM ended ({how}): {why}; log: {self.log.path}")
 
 
 @asynccontextmanager
@@ -91,7 +92,7 @@ async def serve(
     free one. `dtype` None is float32 on CPU (bfloat16 routes a mixture of experts differently from the
     trainer) and the model's own on a GPU; `max_model_len` [tokens] None is the model's own. `timeout` [s]
     bounds the start, not the block. `say` hears of progress every few seconds. The server's output goes to
-    `log_path`, which is overwritten.
+    `log_path`, after what is there.
 
     Raises :class:`ServerFailed` when it does not come up. Awaits the start and the end; cancelling
     is safe at any point: the processes are ended first, which takes at most 5 seconds.
@@ -113,18 +114,19 @@ async def serve(
     )
     command, variables = launched(command, place)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("wb") as log:
+    log = ProcessLog.after_all(log_path)
+    with log_path.open("ab") as output:
         # Not trio.open_process: it forks in a worker thread, and when an idle worker thread ends,
         # the kernel tells the server that its parent has died.
         process = subprocess.Popen(  # noqa: ASYNC220
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(on_cpu) | variables,
             start_new_session=True,
         )
-    server = Server(f"http://{place.host}:{port}", process, log_path)
+    server = Server(f"http://{place.host}:{port}", process, log)
     try:
         await _wait_healthy(server, model_dir.name, timeout, say)
         yield server
@@ -160,9 +162,9 @@ def serve_command(
     return [*command, *extra_args]
 
 
-def last_words(log_path: Path) -> str:
+def last_words(log: ProcessLog) -> str:
     """The one line of a vLLM log that says why it ended: its last exception that is not a mere echo."""
-    lines = [_PREFIX.sub("", line).strip() for line in _tail(log_path).splitlines()]
+    lines = [_PREFIX.sub("", line).strip() for line in log.end().splitlines()]
     found = ""
     for number, line in enumerate(lines):
         # `vllm serve: error: ...` is argparse; `pkg.SomeError: ...` is the end of a traceback
@@ -175,12 +177,6 @@ def last_words(log_path: Path) -> str:
 
 _PREFIX = re.compile(r"^(\([^()]* pid=\d+\) ?)?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] ?)?")
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: ?\S")
-
-
-def _tail(path: Path, most: int = 1_000_000) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - most))
-        return file.read().decode(errors="replace")
 
 
 def runs_on_cpu() -> bool:
@@ -230,8 +226,8 @@ async def _wait_healthy(server: Server, name: str, timeout: float, say: Say | No
                 pass  # not listening yet
             waited = trio.current_time() - start
             if waited > timeout:
-                words = last_words(server.log_path)
-                raise ServerFailed(f"vLLM was not up after {timeout:.0f} s: {words}; log: {server.log_path}")
+                words = last_words(server.log)
+                raise ServerFailed(f"vLLM was not up after {timeout:.0f} s: {words}; log: {server.log.path}")
             if say is not None and waited - told >= 5:
                 told = waited
                 say(f"vLLM is loading {name}: {waited:.0f} s")

@@ -172,8 +172,8 @@ async def _death(server: Server) -> None:
             server.check_alive()
             silent = 0 if await _answers(client, server.url) else silent + 1
             if silent == SILENT:
-                words = last_words(server.log_path)
-                raise ServerFailed(f"vLLM answers no more at {server.url}: {words}; log: {server.log_path}")
+                words = last_words(server.log)
+                raise ServerFailed(f"vLLM answers no more at {server.url}: {words}; log: {server.log.path}")
             await trio.sleep(0.5)
 
 

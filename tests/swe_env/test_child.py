@@ -18,6 +18,7 @@ from swe_env.training import Place
 MODULES = {
     "speaks": "print('one', flush=True); print('two')",
     "fails": "import sys; print('one', flush=True); sys.exit('the disk is full: free some space')",
+    "says_nothing": "import sys; sys.exit(3)",
     "waits": "import time; print('one', flush=True); time.sleep(600)",
     "ignores": "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "print('one', flush=True); time.sleep(600)",
@@ -97,6 +98,20 @@ def test_its_own_last_words_say_why_it_failed(tmp_path: Path) -> None:
             await process.line()
 
     in_process(tmp_path, "fails", body)
+
+
+def test_what_one_before_it_said_is_kept_and_is_not_its_reason(tmp_path: Path) -> None:
+    async def fails(process: Child) -> None:
+        with pytest.raises(RunError, match="the disk is full"):
+            await read_all(process)
+
+    async def says_nothing(process: Child) -> None:
+        with pytest.raises(RunError, match="^training ended with exit code 3 and no word$"):
+            await read_all(process)
+
+    in_process(tmp_path, "fails", fails)
+    in_process(tmp_path, "says_nothing", says_nothing)
+    assert "the disk is full" in (tmp_path / "training.log").read_text()
 
 
 def test_one_that_is_killed_had_too_little_memory(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import trio
 from agents.chat import load_chat
 from agents.policy import PolicyError
 from agents.vllm import VllmPolicy, check
+from swe_env.process_log import ProcessLog
 from swe_env.serve import ServerFailed, last_words, serve
 from swe_env.vllm_launcher import PATIENCE
 
@@ -157,6 +158,7 @@ def assert_ends(group: int, *, within: float) -> None:
 PARENT = """
 import sys, trio
 from pathlib import Path
+from swe_env.process_log import ProcessLog
 from swe_env.serve import serve
 from swe_env.vllm_launcher import PATIENCE
 
@@ -280,10 +282,10 @@ LOGS = {
 def test_last_words_of_a_log(tmp_path: Path, text: str, words: str) -> None:
     log = tmp_path / "log"
     log.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert words in last_words(log)
+    assert words in last_words(ProcessLog(log))
 
 
 def test_last_words_are_short(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("ValueError: " + random.Random(0).randbytes(5000).hex())
-    assert len(last_words(log)) <= 500
+    assert len(last_words(ProcessLog(log))) <= 500
