@@ -18,7 +18,7 @@ from typing import TypeVar
 import pytest
 import trio
 
-from sandboxes import oci_images, oci_machine, oci_place
+from sandboxes import oci, oci_images, oci_machine, oci_place
 from sandboxes.oci import OciEngine, OciSandbox
 from sandboxes.oci_machine import controllers, lacking, runtime
 from sandboxes.oci_place import remove_cgroups
@@ -410,7 +410,7 @@ def test_either_runtime_makes_the_same_sandbox(base_image: str, monkeypatch: pyt
     made: list[tuple[str, list[str]]] = []
     for name in ("crun", "runc"):
         path = shutil.which(name, path="/usr/bin:/usr/sbin")
-        monkeypatch.setattr(oci_machine, "runtime", lambda path=path: path)
+        monkeypatch.setattr(oci, "runtime", lambda path=path: path)
         made.append(in_engine(body))
     assert made[0] == made[1]
 

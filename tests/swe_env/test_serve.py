@@ -158,7 +158,6 @@ def assert_ends(group: int, *, within: float) -> None:
 PARENT = """
 import sys, trio
 from pathlib import Path
-from swe_env.process_log import ProcessLog
 from swe_env.serve import serve
 from swe_env.vllm_launcher import PATIENCE
 
