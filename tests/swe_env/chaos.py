@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sandboxes.engine import ensure_engine
 from sandboxes.oci_place import RUN
@@ -58,7 +59,7 @@ class Victims:
 
     def sandbox(self) -> None:
         workers = self._find("swe_env.rollout_worker")
-        within = [pid for worker in workers for pid, _ in descendants(worker)]
+        within = [process.pid for worker in workers for process in descendants(worker)]
         if within:
             kill(self._draw.choice(within))
 
@@ -74,7 +75,7 @@ class Victims:
         ensure_engine(print)
 
     def _find(self, what: str) -> list[int]:
-        return [pid for pid, line in descendants(self._training) if what in line]
+        return running(what, self._training)
 
     def _kill(self, what: str) -> None:
         if found := self._find(what):
@@ -93,7 +94,13 @@ def processes() -> Iterator[tuple[int, str]]:
             yield int(file.parent.name), file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
-def descendants(of: int) -> list[tuple[int, str]]:
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    line: str
+
+
+def descendants(of: int) -> list[Process]:
     """Its children, theirs, and so on."""
     parents: dict[int, int] = {}
     lines = dict(processes())
@@ -104,7 +111,18 @@ def descendants(of: int) -> list[tuple[int, str]]:
     while new:
         new = {pid for pid, parent in parents.items() if parent in new} - found
         found |= new
-    return [(pid, lines[pid]) for pid in sorted(found)]
+    return [Process(pid, parents[pid], lines[pid]) for pid in sorted(found)]
+
+
+def running(what: str, below: int) -> list[int]:
+    """Ids of the processes below that one whose command lines hold this.
+
+    One that is about to become another program still has its parent's line: it is not counted.
+    """
+    there = descendants(below)
+    lines = {process.pid: process.line for process in there}
+    found = [process for process in there if what in process.line]
+    return [process.pid for process in found if process.line != lines.get(process.parent)]
 
 
 class Training:

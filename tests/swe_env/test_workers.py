@@ -16,7 +16,7 @@ from swe_env.rundir import RunError
 from swe_env.train_dir import TrainDir
 from swe_env.training import TrainConfig
 from swe_env.workers import Workers
-from tests.swe_env.chaos import descendants
+from tests.swe_env.chaos import running
 
 pytestmark = pytest.mark.docker
 
@@ -47,7 +47,7 @@ def with_workers(tmp_path: Path, body: Callable[[Workers], Awaitable[None]], **c
 
 
 def pids() -> list[int]:
-    return [pid for pid, line in descendants(os.getpid()) if "swe_env.rollout_worker" in line]
+    return running("swe_env.rollout_worker", os.getpid())
 
 
 async def until(count: int, workers: Workers) -> None:
