@@ -298,5 +298,5 @@ def _explain(error: APIError, image: str) -> SandboxError:
 
 def _unreachable(address: str) -> EngineUnavailable:
     return EngineUnavailable(
-        f"no Docker engine answers at {address}: start it with `dockerd` or run `swe-env doctor`"
+        f"no Docker engine answers at {address}: start it with `swe-env engine` or run `swe-env doctor`"
     )

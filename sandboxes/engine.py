@@ -23,7 +23,7 @@ import requests
 import trio
 from docker.errors import DockerException, ImageNotFound
 
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Say
+from sandboxes.protocol import NO_DOCKER, EngineUnavailable, ImageUnavailable, Say
 from sandboxes.registry import PulledImages
 
 BASE_IMAGE = "swe-env/base:1"
@@ -55,6 +55,14 @@ def engine_answers() -> bool:
             client.close()
     except (DockerException, requests.RequestException, OSError):
         return False
+
+
+def connect_engine(for_what: str, *, timeout: int) -> Any:
+    """A client of the Docker engine. Raises :class:`EngineUnavailable` if none answers."""
+    try:
+        return docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=timeout)
+    except (DockerException, requests.RequestException) as error:
+        raise EngineUnavailable(f"cannot {for_what}: {NO_DOCKER}") from error
 
 
 def ensure_engine(say: Say) -> None:
@@ -102,7 +110,7 @@ def ensure_base_image(say: Say) -> str:
     Derived from the public Python image where a registry answers, else put together from the Debian
     packages of this machine's own mirror. Raises :class:`ImageUnavailable` or :class:`EngineUnavailable`.
     """
-    client = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=900)
+    client = connect_engine(f"make {BASE_IMAGE}", timeout=900)
     try:
         try:
             client.inspect_image(BASE_IMAGE)

@@ -26,6 +26,9 @@ class EngineUnavailable(SandboxError):
     """There is no container engine to talk to (infrastructure)."""
 
 
+NO_DOCKER = "no Docker engine answers: start it with `swe-env engine`, or run `swe-env doctor`"
+
+
 class ImageUnavailable(SandboxError):
     """The image does not exist here and could not be had, or cannot run (infrastructure)."""
 

@@ -31,7 +31,7 @@ from docker.errors import DockerException, InvalidRepository
 from docker.utils import parse_repository_tag
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable, SandboxError, Say
+from sandboxes.protocol import NO_DOCKER, EngineUnavailable, ImageUnavailable, SandboxError, Say
 from sandboxes.reaper import RUN_LABEL
 
 STATE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe-env/images.json"
@@ -219,7 +219,7 @@ class PulledImages:
                     if "error" in event:
                         raise _Refused(str(event["error"]))
         except httpx.ConnectError as error:
-            raise _unreachable() from error
+            raise EngineUnavailable(NO_DOCKER) from error
         except httpx.ReadTimeout as error:
             raise _Refused(f"no progress for {self._silence:g} s") from error
         except httpx.HTTPError as error:
@@ -288,7 +288,7 @@ class PulledImages:
             async with _engine() as http:
                 answer = await http.request(method, path, params=params, timeout=seconds)
         except httpx.HTTPError as error:
-            raise _unreachable() from error
+            raise EngineUnavailable(NO_DOCKER) from error
         if answer.status_code in (404, 409):
             return None
         if answer.status_code >= 300:
@@ -442,7 +442,3 @@ def _explain(name: str, refused: _Refused, tries: int) -> str:
     if refused.lasting:
         return f"cannot pull {name}: {words}: {build}, or `docker login` if it is private"
     return f"cannot pull {name}, tried {tries} times: {words}: `docker login` or try later, or {build}"
-
-
-def _unreachable() -> EngineUnavailable:
-    return EngineUnavailable("no Docker engine answers: start it with `dockerd` or run `swe-env doctor`")

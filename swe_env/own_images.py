@@ -28,6 +28,9 @@ from tasks.swebench_image import LABEL
 COUNTING_SECONDS = 60.0
 """For others who ask Docker what its images take."""
 
+STOPPED = "docker (stopped)"
+"""Where the files of an image are that the oci backend can run, though no Docker engine answers."""
+
 OURS = {"pulled", "built", "sealed"}
 """Kinds of image that may be removed from Docker."""
 
@@ -40,7 +43,7 @@ class OwnImage:
     kinds: list[str] = field(default_factory=list[str])
     """Of pulled, built, sealed, base and exported; none for an image of Docker's that the store knows."""
     where: list[str] = field(default_factory=list[str])
-    """Of docker and oci store: where its files are."""
+    """Of docker, oci store and docker (stopped): where its files are."""
     size: int = 0
     """As Docker counts it, with the layers it shares, and what the store keeps of it [bytes]."""
     used: float | None = None
@@ -55,20 +58,29 @@ class OwnImages:
         self._pulled, self._store = pulled, store
 
     def find(self) -> list[OwnImage]:
-        """By name. Raises `EngineUnavailable` when the engine breaks off."""
-        found: dict[str, OwnImage] = {}
-        for name, kind, size in self._in_docker():
-            found[name] = OwnImage(name, [kind] if kind else [], ["docker"], size)
+        """By name. Raises `EngineUnavailable` when the engine breaks off.
+
+        What the store knew of images that are nowhere any more is left out.
+        """
+        in_docker = self._in_docker()
+        found = {
+            name: OwnImage(name, [kind] if kind else [], ["docker"], size)
+            for name, kind, size in in_docker or []
+        }
         records = {record.name: record for record in self._store.list()}
         for name, record in records.items():
-            image = found.setdefault(name, OwnImage(name))
             kept = self._store.kept(record)
+            is_name = not name.startswith("sha256:")
+            stopped = in_docker is None and is_name and not kept and record.complete
+            if not (name in found or kept or stopped):
+                continue
+            image = found.setdefault(name, OwnImage(name))
             if name.startswith(f"{SEALED}:") and "sealed" not in image.kinds:
                 image.kinds.append("sealed")
             if not record.ours and self._store.exported(record):
                 image.kinds.append("exported")
-            if kept:
-                image.where.append("oci store")
+            if kept or stopped:
+                image.where.append("oci store" if kept else STOPPED)
             image.size += _size(kept)
             image.used = self._store.used(record)
         for name, pulled in self._pulled.pulled().items():
@@ -99,7 +111,9 @@ class OwnImages:
         name = full_name(name)
         image = next((one for one in self.find() if one.name == name), None)
         in_docker = image is not None and bool(OURS & set(image.kinds)) and "docker" in image.where
-        in_store = image is not None and image.where != ["docker"]
+        if image is not None and image.where == [STOPPED]:
+            raise EngineUnavailable(f"{name} is in Docker, which is stopped: start it with `swe-env engine`")
+        in_store = image is not None and "oci store" in image.where
         if image is None or not (in_docker or in_store):
             raise SandboxError(f"{name} is not ours: `docker rmi {name}`")
         if image.pinned:
@@ -128,11 +142,11 @@ class OwnImages:
             if client:
                 client.close()
 
-    def _in_docker(self) -> list[tuple[str, str, int]]:
-        """Name, kind ("" for images of others) and size of every image with a name."""
+    def _in_docker(self) -> list[tuple[str, str, int]] | None:
+        """Name, kind ("" for images of others) and size of every image with a name; None: no engine."""
         client = connect_docker()
         if client is None:
-            return []
+            return None
         try:
             entries = cast("list[dict[str, Any]]", client.images())
         except (DockerException, requests.RequestException) as error:

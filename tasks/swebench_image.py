@@ -30,11 +30,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 from pydantic import BaseModel
 
+from sandboxes.engine import connect_engine
 from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Say
 from tasks.host_python import HostPython, find_python
 from tasks.image_recipe import ACTIVATE, FINAL_ENV, build_script, check_script
@@ -81,9 +81,7 @@ def build_image(
     here is left alone and used. Raises :class:`ImageUnavailable`, or :class:`EngineUnavailable`, in one line.
     """
     name, version = _column(row, "image"), _column(row, "build_python")
-    client: Any = docker.APIClient(
-        base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=SILENCE_SECONDS
-    )
+    client = connect_engine(f"build {name}", timeout=SILENCE_SECONDS)
     try:
         try:
             base = str(client.inspect_image(base_image)["Id"])

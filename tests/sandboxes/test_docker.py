@@ -89,5 +89,5 @@ def test_without_an_engine_the_error_names_the_cure(monkeypatch: pytest.MonkeyPa
         async with DockerEngine.connect(run_id="x"):
             raise AssertionError("connected")
 
-    with pytest.raises(EngineUnavailable, match="start it with `dockerd`"):
+    with pytest.raises(EngineUnavailable, match="start it with `swe-env engine`"):
         trio.run(main)

@@ -160,6 +160,16 @@ def test_no_engine_is_needed_for_an_image_that_was_used_once(
     assert episode.reward == 1
 
 
+@needs_oci
+def test_the_first_image_needs_an_engine_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    monkeypatch.setenv("SWE_ENV_STATE", str(tmp_path / "store"))
+    said = refusal(run(tmp_path / "run", "shipped", "gold", "--sandbox", "oci"))
+    assert "cannot make swe-env/base:1: no Docker engine answers: start it with `swe-env engine`" in said
+
+
 @pytest.mark.docker
 @needs_oci
 def test_auto_falls_back_to_docker_where_the_store_cannot_serve_and_says_why(

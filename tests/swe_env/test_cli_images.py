@@ -178,6 +178,22 @@ def test_an_exported_image_needs_docker_no_more(base_image: str, group: str, sta
     assert here(base_image)
 
 
+@needs_oci
+def test_the_list_says_what_can_run_without_an_engine_and_leaves_out_what_is_gone(
+    base_image: str, group: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{group}/mine:1"
+    docker("tag", base_image, name)
+    with_store(state, lambda engine: says(engine, name, ""))
+    with monkeypatch.context() as stopped:
+        stopped.setenv("DOCKER_HOST", "unix:///nothing")
+        assert "docker (stopped)" in row(name)
+        assert "start it with `swe-env engine`" in refusal(call("images", "remove", name))
+        with_store(state, lambda engine: says(engine, name, ""))
+    docker("rmi", name)
+    assert row(name) == ""
+
+
 async def says(engine: OciEngine, name: str, text: str) -> None:
     async with engine.sandbox(name, workdir=WORKDIR, limits=Limits()) as sandbox:
         result = await sandbox.run("cat file 2>/dev/null; test -e /etc/issue || echo gone")
