@@ -124,8 +124,8 @@ class ImageStore:
         return image
 
     def list(self) -> list[OciImage]:
-        """Everything that is known here, by name."""
-        files = sorted(self._images.glob("[!.]*.json")) if self._images.is_dir() else []
+        """Everything that is known here, by name; nothing where this is another user's store."""
+        files = sorted(self._images.glob("[!.]*.json")) if os.access(self._images, os.R_OK) else []
         return [image for file in files if (image := self._load(file)) is not None]
 
     def kept(self, image: OciImage) -> list[Path]:

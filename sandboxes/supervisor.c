@@ -484,7 +484,7 @@ static void exec_shell(bool session) {
     for (int i = 0; i < 3; i++) execv(bash[i], (char *[]){"bash", "-c", with_bash, NULL});
     if (ftruncate(FD_SETUP, end)) _exit(126);
     for (int i = 0; i < 3; i++) execv(sh[i], (char *[]){"sh", "-c", with_sh, NULL});
-    dprintf(2, "no shell in this image: %s\n", strerror(errno));
+    dprintf(2, "no shell in this image (%s): it needs /bin/sh or bash\n", strerror(errno));
     _exit(127);
 }
 

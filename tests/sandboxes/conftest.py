@@ -25,6 +25,7 @@ Sandboxed = Callable[..., Any]
 WORKDIR = "/work"
 TEST_SECONDS = 120
 BUSYBOX_IMAGE = "swe-env/test-busybox:1"
+EMPTY_IMAGE = "swe-env/test-empty:1"
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +64,16 @@ def bashless_image(base_image: str) -> str:
             return await engine.commit(sandbox, tag="swe-env/test-bashless:1", labels={})
 
     return trio.run(remove_bash)
+
+
+@pytest.fixture(scope="session")
+def empty_image(base_image: str) -> str:
+    """An image without a file."""
+    name, tag = EMPTY_IMAGE.split(":")
+    client: Any = docker.APIClient()
+    client.import_image_from_data(bytes(10240), repository=name, tag=tag)
+    client.close()
+    return EMPTY_IMAGE
 
 
 @pytest.fixture

@@ -466,6 +466,16 @@ def test_an_image_without_bash_works(sandboxed: Sandboxed, bashless_image: str) 
     assert sandboxed(body, image=bashless_image) == (3, "/usr it's\nfine\n")
 
 
+def test_an_image_without_a_shell_says_what_it_needs(sandboxed: Sandboxed, empty_image: str) -> None:
+    async def body(sandbox: Sandbox) -> tuple[int, str]:
+        result = await sandbox.run("true")
+        return result.exit_code, result.text
+
+    code, said = sandboxed(body, image=empty_image)
+    assert code == 127
+    assert said == "no shell in this image (No such file or directory): it needs /bin/sh or bash\n"
+
+
 def test_a_missing_image_says_what_to_do(sandboxed: Sandboxed) -> None:
     async def body(sandbox: Sandbox) -> None:
         raise AssertionError("started")
