@@ -20,7 +20,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -28,7 +28,7 @@ import trio
 
 from sandboxes.binaries import binary
 from sandboxes.isolation import rlimits
-from sandboxes.oci_images import ImageStore, OciImage, connect_docker
+from sandboxes.oci_images import ImageStore, OciImage, connect_docker, writing
 from sandboxes.oci_machine import STATE, lacking, runtime
 from sandboxes.oci_place import RUN, Place, end_starting, remove_cgroups
 from sandboxes.oci_spec import HOSTS, spec
@@ -113,7 +113,6 @@ class OciEngine:
             raise EngineUnavailable(f"the oci backend cannot run here: {reason}")
         with _number(state) as number:
             engine = cls(number, runtime() or "", state)
-            (RUN / str(number) / "hosts").write_text(HOSTS)
             if client := await trio.to_thread.run_sync(connect_docker):
                 await remove_orphans(client)  # what pins images for engines that were killed
                 client.close()
@@ -178,7 +177,8 @@ class OciEngine:
 
         def work() -> OciImage:
             layer = self._snapshots / (f"{name}.draft" if tag is None else secrets.token_hex(8))
-            layer.mkdir(parents=True)
+            with writing(layer):
+                layer.mkdir(parents=True)
             with place.frozen():
                 _copy_changes(place.upper, layer, below, place.first_id)
             if tag is not None:
@@ -232,14 +232,25 @@ class OciEngine:
 
 @contextmanager
 def _number(state: Path) -> Generator[int]:
-    """A number that no living engine has; those of dead ones are cleared on the way."""
+    """A number that no living engine has, and its directory; those of dead ones are cleared on the way."""
+    with ExitStack() as stack:
+        try:
+            number = _take_number(state, stack)
+        except OSError as error:
+            where, cure = error.filename or RUN, "make room there, or use --sandbox docker"
+            raise EngineUnavailable(f"cannot write {where} ({error.strerror}): {cure}") from error
+        yield number
+
+
+def _take_number(state: Path, stack: ExitStack) -> int:
+    """Lock a number until the stack is left."""
     # layers hold what sandboxes wrote, set-user-id files among it: nobody else may reach them
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     RUN.mkdir(mode=0o711, exist_ok=True)
     if RUN.stat().st_uid != os.geteuid():
         raise EngineUnavailable(f"{RUN} belongs to another user: remove it")
-    ours: tuple[int, int] | None = None
+    ours: int | None = None
     for number in range(ENGINES):
         if ours is not None and not (RUN / f"{number}.lock").exists():
             break
@@ -251,17 +262,15 @@ def _number(state: Path) -> Generator[int]:
             continue
         _clear(RUN / str(number), state / "snapshots" / str(number))
         if ours is None:
-            ours = number, file
+            ours = number
+            stack.callback(os.close, file)
         else:
             os.close(file)
     if ours is None:
         raise EngineUnavailable(f"{ENGINES} processes run sandboxes already: wait for one to end")
-    number, file = ours
-    try:
-        (RUN / str(number)).mkdir(mode=0o711)
-        yield number
-    finally:
-        os.close(file)
+    (RUN / str(ours)).mkdir(mode=0o711)
+    (RUN / str(ours) / "hosts").write_text(HOSTS)
+    return ours
 
 
 def _clear(home: Path, snapshots: Path) -> None:

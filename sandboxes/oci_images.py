@@ -28,7 +28,7 @@ from docker.errors import DockerException, ImageNotFound
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sandboxes.oci_machine import STATE, unusable
-from sandboxes.protocol import ImageUnavailable, SandboxError
+from sandboxes.protocol import ImageUnavailable, SandboxError, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label
 
 EXPORT_SECONDS = 600
@@ -110,8 +110,9 @@ class ImageStore:
         self._held.add(name)
         self._lock(name, fcntl.F_RDLCK, wait=True)
         kept = self._layers / secrets.token_hex(12)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        layer.rename(kept)
+        with writing(kept):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            layer.rename(kept)
         image = OciImage(
             name=name,
             id=f"swe-env:{kept.name}",
@@ -233,7 +234,8 @@ class ImageStore:
         if copy.is_dir():
             return copy
         draft = self._layers / f".{secrets.token_hex(8)}"
-        self._layers.mkdir(parents=True, exist_ok=True)
+        with writing(draft):
+            self._layers.mkdir(parents=True, exist_ok=True)
         argv = ["cp", "-a", "--reflink=auto", "-T", str(layer), str(draft)]
         try:
             done = subprocess.run(argv, capture_output=True, check=False)
@@ -292,7 +294,8 @@ class ImageStore:
         if layer.is_dir():
             return layer
         draft = self._layers / f".{secrets.token_hex(8)}"
-        draft.mkdir(parents=True)
+        with writing(draft):
+            draft.mkdir(parents=True)
         container = client.create_container(image, ["none"])["Id"]
         try:
             tar = ["tar", "-x", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-p", "-C", str(draft)]
@@ -323,11 +326,25 @@ class ImageStore:
             return None
 
     def _write(self, image: OciImage) -> None:
-        self._images.mkdir(parents=True, exist_ok=True)
         file = self._file(image.name)
         draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        draft.write_text(image.model_dump_json(indent=1))
-        draft.replace(file)
+        with writing(file):
+            self._images.mkdir(parents=True, exist_ok=True)
+            try:
+                draft.write_text(image.model_dump_json(indent=1))
+                draft.replace(file)
+            finally:
+                draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(file: Path) -> Generator[None]:
+    """Raises :class:`SandboxLost` with the cure where a file or directory of the store cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        cure = "make room there, or set SWE_ENV_STATE to another directory"
+        raise SandboxLost(f"cannot write {file.parent} ({error.strerror}): {cure}") from error
 
 
 def connect_docker() -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
@@ -81,4 +82,7 @@ def reason(error: BaseException) -> str:
         return reason(group.exceptions[0])
     if not isinstance(error, EXPECTED):
         raise error
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"No space left on device{where}: free some, then run the same command again"
     return str(error)

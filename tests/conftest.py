@@ -82,6 +82,16 @@ def unmappable(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", there], check=True)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mounted)], check=True)
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
 @asynccontextmanager
 async def connected(backend: Backend, run_id: str) -> AsyncGenerator[Engine]:
     if backend == "docker":

@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from sandboxes import oci, oci_images, oci_machine, oci_place
+from sandboxes.backends import connect
 from sandboxes.oci import OciEngine, OciSandbox
 from sandboxes.oci_machine import controllers, lacking, runtime
 from sandboxes.oci_place import remove_cgroups
@@ -374,6 +375,47 @@ def test_without_control_groups_the_cure_is_the_other_backend(
 def test_without_a_runtime_the_cure_is_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oci_machine, "runtime", lambda: None)
     assert lacking() == "crun and runc are missing: `apt-get install crun`"
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    """A file system that holds no more bytes, though more names."""
+    with suppress(OSError), (small_disk / "all").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return small_disk
+
+
+def test_a_full_disk_at_start_is_said_and_auto_falls_back(
+    base_image: str, full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci, "RUN", full_disk)
+    said: list[str] = []
+
+    async def auto() -> str:
+        async with (
+            connect("auto", run_id="test-full-disk", say=said.append) as engine,
+            engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox,
+        ):
+            return (await sandbox.run("echo works")).text
+
+    reason = f"cannot write {full_disk} (No space left on device): make room there, or use --sandbox docker"
+    with pytest.raises(EngineUnavailable) as error:
+        in_engine(lambda _: trio.sleep(0))
+    assert str(error.value) == reason
+    assert trio.run(auto) == "works\n"
+    assert said == [f"sandboxes: docker ({reason})"]
+
+
+def test_a_full_store_is_said_with_the_cure(base_image: str, full_disk: Path) -> None:
+    store = oci_images.ImageStore(full_disk / "store")
+    try:
+        with pytest.raises(SandboxLost, match=r"No space left on device\): make room .* SWE_ENV_STATE"):
+            store.find(base_image)
+        assert store.list() == []
+        assert [file.name for file in (full_disk / "store/images").iterdir()] == []
+    finally:
+        store.unpin()
 
 
 MAKE = r"""

@@ -285,16 +285,6 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(tmp_path: Pa
     assert "swe-env/absent:1" in refusal(run(tmp_path / "run", tasks))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mounted)], check=True)
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
-
-
 @pytest.mark.docker
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_a_full_disk_ends_the_run_in_one_line_and_keeps_what_fitted(
