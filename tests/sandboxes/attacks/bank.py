@@ -94,7 +94,6 @@ class Host:
         self._mark = mark
         self._disks = [os.statvfs(path) for path in _mounts()]
         self._was = _state()
-        self._offset = time.time() - time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,8 +123,6 @@ class Host:
         for name, value in _state().items():
             if value != self._was[name]:
                 return f"{name} was {self._was[name]!r} and is {value!r}"
-        if abs(time.time() - time.monotonic() - self._offset) > 1:
-            return "the clock was set"
         memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free, total = (int(memory[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
         return "memory is nearly used up" if free < total / 20 else ""
