@@ -53,9 +53,10 @@ class OciSandbox(Session):
         place: Place,
         workdir: str,
         limits: Limits,
+        env: Mapping[str, str] | None,
     ) -> None:
         super().__init__(stream, id=place.name, image_id=image.id, workdir=workdir, why=place.why)
-        self._engine, self._image, self._place, self._limits = engine, image, place, limits
+        self._engine, self._image, self._place, self._limits, self._env = engine, image, place, limits, env
 
     def pids(self) -> list[int]:
         """Its processes, as this machine numbers them; the runtime's first."""
@@ -80,13 +81,13 @@ class OciSandbox(Session):
     @asynccontextmanager
     async def fork(self) -> AsyncGenerator[OciSandbox]:
         """A sandbox with these files and this session's directory and environment; processes stay here."""
-        state = await self.run("pwd && env -0", timeout=10, output_limit=4 << 20)
-        where, _, variables = state.output.partition(b"\n")
-        pairs = (os.fsdecode(item).partition("=") for item in variables.split(b"\0"))
-        environment = {name: value for name, _, value in pairs if name.isidentifier()}
+        state = await self.state()
         image = await self.snapshot()
-        async with self._engine.sandbox(image, workdir=self.workdir, limits=self._limits) as child:
-            await child.run(":", cwd=os.fsdecode(where), env=environment)
+        async with self._engine.sandbox(
+            image, workdir=self.workdir, limits=self._limits, env=self._env
+        ) as child:
+            if state is not None:
+                await child.go_on(state)
             yield child
         await self._engine.forget(image)
 
@@ -145,7 +146,7 @@ class OciEngine:
         place = Place(self._home, f"swe-env-{secrets.token_hex(6)}", first_id)
         try:
             stream = await self._start(place, found, workdir, limits, dict(env or {}))
-            sandbox = OciSandbox(stream, self, found, place, workdir, limits)
+            sandbox = OciSandbox(stream, self, found, place, workdir, limits, env)
             await sandbox.kill_all()  # its first answer: it runs
             yield sandbox
         finally:
@@ -260,11 +261,11 @@ def _take_number(state: Path, stack: ExitStack) -> int:
         except BlockingIOError:
             os.close(file)
             continue
-        _clear(RUN / str(number), state / "snapshots" / str(number))
         if ours is None:
             ours = number
             stack.callback(os.close, file)
-        else:
+        _clear(RUN / str(number), state / "snapshots" / str(number))
+        if number != ours:
             os.close(file)
     if ours is None:
         raise EngineUnavailable(f"{ENGINES} processes run sandboxes already: wait for one to end")

@@ -38,7 +38,7 @@
 
 /* ---- wire format: the mirror of wire.py; little-endian, as every machine this runs on ---------------- */
 
-enum op { OP_RUN = 1, OP_READ = 2, OP_WRITE = 3, OP_KILL_ALL = 4 };
+enum op { OP_RUN = 1, OP_READ = 2, OP_WRITE = 3, OP_KILL_ALL = 4, OP_STATE = 5 };
 enum { REQUEST_SESSION = 1 };                    /* request.flags */
 enum { RESULT_TIMED_OUT = 1, RESULT_NO_FORK = 2 }; /* result.flags */
 
@@ -47,11 +47,11 @@ struct request { /* followed by path, prelude, script, body */
     uint16_t mode;        /* of a file that WRITE creates */
     uint32_t timeout_ms;
     uint64_t limit;       /* most bytes of output or file content to send back */
-    uint32_t path_len;    /* file, or directory to run in (0: the session's) */
+    uint32_t path_len;    /* file, or directory to run in (0: the session's) or for the session to be in */
     uint32_t prelude_len; /* shell code that sets the client's variables */
     uint32_t script_len;
     uint32_t unused;
-    uint64_t body_len;    /* stdin, or file content */
+    uint64_t body_len;    /* stdin, file content, or the session's environment */
 };
 
 struct result { /* preceded by any number of (u32 length, bytes), then by a u32 0 */
@@ -560,10 +560,17 @@ static void discard_spare(void) {
     close_shell(&spare);
 }
 
+/* Keeps `environment`, which is shell code. */
+static void become_session(const char *directory, char *environment, size_t environment_len) {
+    free(session_environment);
+    session_environment = environment, session_environment_len = environment_len;
+    snprintf(session_directory, sizeof session_directory, "%s", directory);
+}
+
 /* Keep what a session command left, if it left all of it. */
 static void keep_session(int environment, int directory) {
     struct stat status;
-    char path[PATH_MAX + 1];
+    char path[PATH_MAX];
     ssize_t path_len = pread(directory, path, sizeof path, 0);
     if (path_len < 2 || path[0] != '/' || path[path_len - 1] != '\n') return;
     if (fstat(environment, &status) || status.st_size > MAX_ENVIRONMENT) return;
@@ -573,10 +580,8 @@ static void keep_session(int environment, int directory) {
         free(text);
         return;
     }
-    free(session_environment);
-    session_environment = text, session_environment_len = text_len;
     path[path_len - 1] = 0;
-    strcpy(session_directory, path);
+    become_session(path, text, text_len);
 }
 
 static void client_to_file(int fd, uint64_t size) {
@@ -699,6 +704,25 @@ static void serve_file(struct request *request, char *path) {
     put_result(result);
 }
 
+/* With a directory: let the session go on from there, and from the environment in the body, as another sandbox's
+ * does. Without: send this one's, which begins with the directory; nothing if no command has ended yet. */
+static void serve_state(struct request *request, const char *directory) {
+    struct result result = {0};
+    if (*directory) {
+        char *environment = malloc(request->body_len + 1);
+        if (!environment) _exit(125);
+        read_client(environment, request->body_len);
+        become_session(directory, environment, request->body_len);
+        discard_spare();
+        prepare_spare();
+    } else if (session_environment) {
+        result.head_len = strlen(session_directory);
+        put_chunk(session_directory, result.head_len);
+        put_chunk(session_environment, session_environment_len);
+    }
+    put_result(result);
+}
+
 static void serve(struct request *request) {
     char *path = malloc(request->path_len + 1);
     if (!path) _exit(125);
@@ -708,6 +732,7 @@ static void serve(struct request *request) {
     case OP_RUN: serve_run(request, path); break;
     case OP_READ:
     case OP_WRITE: serve_file(request, path); break;
+    case OP_STATE: serve_state(request, path); break;
     case OP_KILL_ALL: sweep(NULL), put_result((struct result){0}); break;
     default: _exit(125);
     }

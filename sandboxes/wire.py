@@ -32,16 +32,26 @@ REASON_SECONDS = 0.7
 """Most time spent on finding out why a stream ended [s]."""
 SMALL = 4096
 """A request of so many bytes fits into any pipe: sending it waits for nobody."""
+STATE_BYTES = 2 << 20
+"""More than the supervisor keeps of a session."""
 MAX_TIMEOUT = 2**32 / 1000 - 1
 """Longest deadline that the frame can carry [s]."""
 
-_RUN, _READ, _WRITE, _KILL_ALL = 1, 2, 3, 4
+_RUN, _READ, _WRITE, _KILL_ALL, _STATE = 1, 2, 3, 4, 5
 _SESSION = 1
 _TIMED_OUT, _NO_FORK = 1, 2
 _REQUEST = struct.Struct("<BBHIQIIIIQ")
 _LENGTH = struct.Struct("<I")
 _RESULT = struct.Struct("<iIQQQ")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """Where a session is, and its exported variables as shell code."""
+
+    directory: str
+    environment: bytes
 
 
 class ByteStream(Protocol):
@@ -151,6 +161,17 @@ class Session:
 
     async def kill_all(self) -> None:
         await self._call(_KILL_ALL)
+
+    async def state(self) -> SessionState | None:
+        """What :meth:`go_on` in another sandbox needs; None if no command of the session has ended yet."""
+        reply = await self._call(_STATE, limit=STATE_BYTES)
+        if not reply.head_len:
+            return None
+        return SessionState(os.fsdecode(reply.data[: reply.head_len]), reply.data[reply.head_len :])
+
+    async def go_on(self, state: SessionState) -> None:
+        """Continue another sandbox's session."""
+        await self._call(_STATE, path=state.directory, body=state.environment)
 
     async def _call(
         self,

@@ -68,6 +68,28 @@ def test_a_fork_has_the_files_directory_and_environment_and_goes_its_own_way(bas
     in_sandbox(base_image, body)
 
 
+def test_a_fork_of_a_fork_has_what_the_first_was_started_with_and_what_was_unset(base_image: str) -> None:
+    show = "echo ${A-none} ${B-none} ${C-none} $PWD"
+
+    async def body(engine: OciEngine) -> list[str]:
+        given = {"A": "a", "B": "b"}
+        async with (
+            engine.sandbox(base_image, workdir=WORKDIR, limits=Limits(), env=given) as first,
+            first.fork() as second,
+        ):
+            said = [(await second.run(show)).text]
+            await second.run("unset B; C=not-exported; cd /usr")
+            async with second.fork() as third:
+                said += [(await third.run(show)).text, (await third.run(show, session=False)).text]
+        return said
+
+    assert in_engine(body) == [
+        f"a b none {WORKDIR}\n",
+        "a none none /usr\n",
+        f"a b none {WORKDIR}\n",  # outside of the session
+    ]
+
+
 def test_any_number_of_sandboxes_start_from_a_snapshot(base_image: str) -> None:
     async def body(engine: OciEngine) -> list[str]:
         async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as sandbox:
