@@ -78,7 +78,8 @@ def save_checkpoint(
         draft = draft_of(final)
         with _one_rank_is_fine():
             state_dict_saver.save(_tensors(trainer), checkpoint_id=draft)
-        torch.save(_generators(), draft / f"rng-{rank()}.pt")
+        with (draft / f"rng-{rank()}.pt").open("wb") as file:  # given a path, torch hides why it cannot write
+            torch.save(_generators(), file)
         if rank() == 0:
             state = State(
                 steps=trainer.steps,
