@@ -11,6 +11,7 @@ taken has no owner, and what is left under it is removed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -32,12 +33,32 @@ from sandboxes.oci_images import ImageStore, OciImage, connect_docker, writing
 from sandboxes.oci_machine import STATE, lacking, runtime
 from sandboxes.oci_place import RUN, Place, end_starting, remove_cgroups
 from sandboxes.oci_spec import HOSTS, spec
-from sandboxes.protocol import EngineUnavailable, Limits, Sandbox, SandboxLost
+from sandboxes.protocol import (
+    ChangesUnreadable,
+    EngineUnavailable,
+    Limits,
+    Sandbox,
+    SandboxError,
+    SandboxLost,
+)
 from sandboxes.reaper import remove_orphans
 from sandboxes.wire import ByteStream, Session
 
 FIRST_ID, IDS, SANDBOXES, ENGINES = 1 << 28, 1 << 16, 1024, 56
 """User ids of this machine that sandboxes get: `IDS` each, for `SANDBOXES` alive in each of `ENGINES`."""
+MACHINE_TROUBLE = tuple(
+    f": {os.strerror(number)}"
+    for number in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.ENOMEM,
+        errno.EROFS,
+        errno.EMFILE,
+        errno.ENFILE,
+    )
+)
+TOO_DEEP = f": {os.strerror(errno.ENAMETOOLONG)}"
 INODE_BYTES = 1024
 """Kernel memory of an empty file."""
 
@@ -180,8 +201,12 @@ class OciEngine:
             layer = self._snapshots / (f"{name}.draft" if tag is None else secrets.token_hex(8))
             with writing(layer):
                 layer.mkdir(parents=True)
-            with place.frozen():
-                _copy_changes(place.upper, layer, below, place.first_id)
+            try:
+                with place.frozen():
+                    _copy_changes(place.upper, layer, below, place.first_id)
+            except SandboxError:
+                shutil.rmtree(layer, ignore_errors=True)
+                raise
             if tag is not None:
                 return self._store.add(tag, image, layer, labels)
             kept = layer.rename(self._snapshots / name)
@@ -191,9 +216,10 @@ class OciEngine:
         return name
 
     async def forget(self, snapshot: str) -> None:
-        """Remove a snapshot that has no name. One that is not removed goes with the engine."""
-        del self._images[snapshot]
-        await trio.to_thread.run_sync(partial(shutil.rmtree, self._snapshots / snapshot, ignore_errors=True))
+        """Remove a snapshot that has no name. What others start from stays, and goes with the engine."""
+        layer = self._images.pop(snapshot).layers[0]
+        if not any(layer in image.layers for image in self._images.values()):
+            await trio.to_thread.run_sync(partial(shutil.rmtree, layer, ignore_errors=True))
 
     async def _find(self, name: str) -> OciImage:
         async with self._finding:  # one at a time, lest two pin one image
@@ -245,15 +271,16 @@ def _number(state: Path) -> Generator[int]:
 
 def _take_number(state: Path, stack: ExitStack) -> int:
     """Lock a number until the stack is left."""
-    # layers hold what sandboxes wrote, set-user-id files among it: nobody else may reach them
-    state.mkdir(parents=True, exist_ok=True)
-    state.chmod(0o700)
+    snapshots = state / "snapshots"
+    for folder in (state / "images", state / "layers", snapshots):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # there is what sandboxes wrote, set-user-id files among it
     RUN.mkdir(mode=0o711, exist_ok=True)
     if RUN.stat().st_uid != os.geteuid():
         raise EngineUnavailable(f"{RUN} belongs to another user: remove it")
     ours: int | None = None
     for number in range(ENGINES):
-        if ours is not None and not (RUN / f"{number}.lock").exists():
+        if ours is not None and not ((RUN / f"{number}.lock").exists() or (snapshots / str(number)).exists()):
             break
         file = os.open(RUN / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -261,11 +288,10 @@ def _take_number(state: Path, stack: ExitStack) -> int:
         except BlockingIOError:
             os.close(file)
             continue
-        if ours is None:
+        if _clear(RUN / str(number), snapshots / str(number)) and ours is None:
             ours = number
             stack.callback(os.close, file)
-        _clear(RUN / str(number), state / "snapshots" / str(number))
-        if number != ours:
+        else:
             os.close(file)
     if ours is None:
         raise EngineUnavailable(f"{ENGINES} processes run sandboxes already: wait for one to end")
@@ -274,20 +300,25 @@ def _take_number(state: Path, stack: ExitStack) -> int:
     return ours
 
 
-def _clear(home: Path, snapshots: Path) -> None:
-    """Everything that an engine left."""
+def _clear(home: Path, snapshots: Path) -> bool:
+    """Remove everything that an engine left. False if processes of it are still alive."""
     if home.exists():
         end_starting(home)
-        remove_cgroups(f"/swe-env/{home.name}")
+        if not remove_cgroups(f"/swe-env/{home.name}"):
+            return False
         shutil.rmtree(home, ignore_errors=True)
     shutil.rmtree(snapshots, ignore_errors=True)
+    return True
 
 
 def _copy_changes(upper: Path, to: Path, below: str, first_id: int) -> None:
     """Copy what an overlay's upper directory has below a directory: whiteouts and attributes, too.
 
-    Ids become what they are in an image.
+    Ids become what they are in an image. Raises :class:`ChangesUnreadable`, and :class:`SandboxLost` where
+    this machine is to blame.
     """
+    if not upper.is_dir():
+        raise SandboxLost("the files of the sandbox are gone: its runtime ended")
     to.chmod(0o755)
     at = PurePosixPath(below).relative_to("/")
     for folder in [*reversed(at.parents), at]:
@@ -302,10 +333,17 @@ def _copy_changes(upper: Path, to: Path, below: str, first_id: int) -> None:
         return
     target = to / source.relative_to(upper)
     copy = ["cp", "-a", "--reflink=auto", "-T", str(source), str(target)]
-    done = subprocess.run(copy, capture_output=True, check=False)
+    done = subprocess.run(copy, capture_output=True, check=False, env={**os.environ, "LC_ALL": "C"})
     if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip()[-200:]
-        raise SandboxLost(f"cannot copy the files of a sandbox: {reason}")
+        # each line ends with the system's words; names, which are the agent's, are quoted before them
+        lines = done.stderr.decode(errors="replace").splitlines()
+        blame = [line for line in lines if line.endswith(MACHINE_TROUBLE)]
+        if blame or not lines or not upper.is_dir():
+            raise SandboxLost(f"cannot copy a sandbox's files to {to}: {''.join(blame[:1])}: make room there")
+        if below == "/" or not all(
+            line.endswith(TOO_DEEP) for line in lines
+        ):  # git does not see those either
+            raise ChangesUnreadable(lines[-1][-200:])
     _shift(to, first_id)
     for folder, folders, files in os.walk(to):
         for name in (*folders, *files):

@@ -59,7 +59,9 @@ class ImageStore:
     """Finds images by name. Synchronous: milliseconds, or seconds where an image must be exported."""
 
     def __init__(self, state: Path = STATE) -> None:
-        self._images, self._layers = state / "images", state / "layers"
+        self._images, self._layers, self._snapshots = (
+            state / name for name in ("images", "layers", "snapshots")
+        )
         self._pins: dict[str, str] = {}  # id of an image -> container
         self._lock_file = state / "lock"
         self._locks: int | None = None
@@ -73,6 +75,7 @@ class ImageStore:
         the one that was exported. Raises :class:`ImageUnavailable`.
         """
         name = _full(name)
+        was_held = name in self._held
         self._held.add(name)
         self._lock(name, fcntl.F_RDLCK, wait=True)
         known = self._read(name)
@@ -93,7 +96,7 @@ class ImageStore:
                 f"no image {name} here, and no Docker engine to ask: start it with `swe-env engine`"
             )
         try:
-            return self._from_docker(client, name, known)
+            return self._from_docker(client, name, known, was_held)
         except (DockerException, requests.RequestException) as error:
             raise ImageUnavailable(f"the Docker engine cannot give image {name}: {error}") from error
         finally:
@@ -116,7 +119,7 @@ class ImageStore:
         image = OciImage(
             name=name,
             id=f"swe-env:{kept.name}",
-            layers=[str(kept), *below.layers],
+            layers=[str(kept), *map(self._lasting, below.layers)],
             env=below.env,
             labels={**below.labels, **labels},
             ours=True,
@@ -186,7 +189,7 @@ class ImageStore:
             client.close()
         self._pins.clear()
 
-    def _from_docker(self, client: Any, name: str, known: OciImage | None) -> OciImage:
+    def _from_docker(self, client: Any, name: str, known: OciImage | None, was_held: bool) -> OciImage:
         try:
             about = client.inspect_image(name)
         except ImageNotFound:
@@ -216,8 +219,9 @@ class ImageStore:
             return image
         with self._alone():
             image = self._keep(image)
-        with suppress(SandboxError), self._alone(name):  # another process may still run the old one
-            self._prune(known)
+        if not was_held:  # else sandboxes of this process may run the old one
+            with suppress(SandboxError), self._alone(name):  # or another's
+                self._prune(known)
         return image
 
     def _keep(self, image: OciImage) -> OciImage:
@@ -226,11 +230,17 @@ class ImageStore:
         self._write(kept)
         return kept
 
-    def _copy(self, layer: Path) -> Path:
+    def _lasting(self, layer: str) -> str:
+        """A layer that stays: a snapshot without a name goes with its engine."""
+        if not Path(layer).is_relative_to(self._snapshots):
+            return layer
+        return str(self._copy(Path(layer), secrets.token_hex(12)))
+
+    def _copy(self, layer: Path, name: str = "") -> Path:
         """A layer of ours with the same files, whiteouts and attributes. Docker never changes a layer."""
         if layer.parent == self._layers:
             return layer
-        copy = self._layers / hashlib.sha256(str(layer).encode()).hexdigest()[:24]
+        copy = self._layers / (name or hashlib.sha256(str(layer).encode()).hexdigest()[:24])
         if copy.is_dir():
             return copy
         draft = self._layers / f".{secrets.token_hex(8)}"
@@ -241,7 +251,7 @@ class ImageStore:
             done = subprocess.run(argv, capture_output=True, check=False)
             if done.returncode != 0:
                 reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-                raise SandboxError(f"cannot copy a layer into {self._layers}: {reason}")
+                raise SandboxError(f"cannot copy a layer into {self._layers}: {reason}: make room there")
             draft.rename(copy)
             return copy
         finally:
@@ -296,7 +306,8 @@ class ImageStore:
         draft = self._layers / f".{secrets.token_hex(8)}"
         with writing(draft):
             draft.mkdir(parents=True)
-        container = client.create_container(image, ["none"])["Id"]
+        labels = {RUN_LABEL: "export", OWNER_LABEL: owner_label()}
+        container = client.create_container(image, ["none"], labels=labels)["Id"]
         try:
             tar = ["tar", "-x", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-p", "-C", str(draft)]
             with subprocess.Popen(tar, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

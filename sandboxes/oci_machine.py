@@ -12,7 +12,7 @@ from pathlib import Path
 from sandboxes.binaries import binary
 from sandboxes.protocol import SandboxError
 
-STATE = Path(os.environ.get("SWE_ENV_STATE") or "/var/lib/swe-env")
+STATE = Path(os.environ.get("SWE_ENV_STATE") or "/var/lib/swe-env").absolute()
 """Where images are kept."""
 CGROUPS = Path("/sys/fs/cgroup")
 OLDEST_CRUN = (1, 8)
@@ -40,6 +40,8 @@ def lacking(state: Path = STATE) -> str:
             return f"{reason}: set SWE_ENV_STATE to a directory on ext4, or use --sandbox docker"
     except SandboxError as error:
         return str(error)
+    except OSError as error:
+        return f"{error.filename or there}: {error.strerror}: make room there"
     return ""
 
 

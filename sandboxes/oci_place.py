@@ -93,8 +93,12 @@ class Place:
             state, stopped = version2 / "cgroup.events", "frozen 1"
         try:
             file.write_text(stop)
-            deadline = time.monotonic() + 1
-            while stopped not in state.read_text().splitlines() and time.monotonic() < deadline:
+            deadline = time.monotonic() + TEARDOWN_SECONDS
+            while stopped not in state.read_text().splitlines():
+                if time.monotonic() > deadline:
+                    raise SandboxLost(
+                        f"sandbox {self.name} cannot be paused: a process of it hangs in the kernel"
+                    )
                 time.sleep(0.001)
             yield
         except FileNotFoundError as error:
@@ -117,17 +121,24 @@ def end_starting(home: Path) -> None:
         time.sleep(0.001)
 
 
-def remove_cgroups(path: str) -> None:
-    """End the processes below a control group and remove it from every hierarchy."""
+def remove_cgroups(path: str) -> bool:
+    """End the processes below a control group, frozen ones too, and remove it from every hierarchy.
+
+    False if it is still there in the end.
+    """
     roots = [CGROUPS, *(root for root in CGROUPS.iterdir() if root.is_dir())]
     # the runtime may be removing them too: os.walk does not mind what is gone meanwhile
     groups = [Path(group) for root in roots for group, _, _ in os.walk(root / path[1:], topdown=False)]
+    for group in groups:
+        _kill(group)
+    for state in (group / "freezer.state" for group in groups):
+        if state.exists():  # version 1, where the frozen do not die
+            with suppress(OSError):
+                state.write_text("THAWED")
     deadline = time.monotonic() + TEARDOWN_SECONDS
     for group in groups:
         while time.monotonic() < deadline:
-            for pid in _read_pids(group):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _kill(group)
             try:
                 group.rmdir()
                 break
@@ -135,6 +146,13 @@ def remove_cgroups(path: str) -> None:
                 break
             except OSError:  # its processes are on their way out
                 time.sleep(0.001)
+    return not any(group.exists() for group in groups)
+
+
+def _kill(group: Path) -> None:
+    for pid in _read_pids(group):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _read_pids(group: Path) -> list[int]:

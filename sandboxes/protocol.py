@@ -29,6 +29,10 @@ class EngineUnavailable(SandboxError):
 NO_DOCKER = "no Docker engine answers: start it with `swe-env engine`, or run `swe-env doctor`"
 
 
+class ChangesUnreadable(SandboxError):
+    """The files that were left in a sandbox cannot be copied, such as those too deep for a path."""
+
+
 class ImageUnavailable(SandboxError):
     """The image does not exist here and could not be had, or cannot run (infrastructure)."""
 
@@ -157,7 +161,10 @@ class Layered(Protocol):
     """A sandbox whose changes the backend can see, and lay on its image again."""
 
     def with_changes_below(self, directory: str) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox of the same image with what was changed below `directory`, and nothing else."""
+        """A fresh sandbox of the same image with what was changed below `directory`, and nothing else.
+
+        Raises :class:`ChangesUnreadable`.
+        """
         ...
 
 

@@ -16,11 +16,12 @@ from typing import Protocol
 
 import trio
 
-from sandboxes.protocol import Engine, ImageUnavailable, Layered, Limits, Sandbox, Warming
+from sandboxes.protocol import ChangesUnreadable, Engine, ImageUnavailable, Layered, Limits, Sandbox, Warming
 from sandboxes.repository import (
     RECIPE,
     Baseline,
     Patch,
+    PatchError,
     RepositoryError,
     capture,
     freeze,
@@ -68,8 +69,11 @@ class Workspace:
         """
         await self.sandbox.kill_all()
         if self.started_sealed and isinstance(self.sandbox, Layered):
-            async with self.sandbox.with_changes_below(self.baseline.workdir) as fresh:
-                return await capture(fresh, self.baseline)
+            try:
+                async with self.sandbox.with_changes_below(self.baseline.workdir) as fresh:
+                    return await capture(fresh, self.baseline)
+            except ChangesUnreadable as error:
+                raise PatchError(f"the working tree cannot be read: {error}") from error
         return await capture(self.sandbox, self.baseline)
 
 

@@ -23,7 +23,7 @@ from sandboxes.backends import connect
 from sandboxes.oci import OciEngine, OciSandbox
 from sandboxes.oci_machine import controllers, lacking, runtime
 from sandboxes.oci_place import remove_cgroups
-from sandboxes.protocol import EngineUnavailable, ImageUnavailable, Limits, SandboxLost
+from sandboxes.protocol import ChangesUnreadable, EngineUnavailable, ImageUnavailable, Limits, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, owner_label
 from tests.conftest import needs_oci
 from tests.sandboxes.conftest import REPOSITORY, WORKDIR, own_containers
@@ -120,6 +120,35 @@ def test_a_snapshot_without_a_name_goes_with_its_engine(base_image: str, tmp_pat
 
     in_engine(body, state=tmp_path)
     assert not list(tmp_path.glob("snapshots/*/*"))
+
+
+def test_a_snapshot_of_a_fork_lives_on_when_the_fork_has_ended(base_image: str, tmp_path: Path) -> None:
+    tag = "swe-env/test-of-a-fork:1"
+
+    async def look(engine: OciEngine, image: str) -> str:
+        async with engine.sandbox(image, workdir=WORKDIR, limits=Limits()) as sandbox:
+            return (await sandbox.run("cat parent child")).text
+
+    async def body(engine: OciEngine) -> str:
+        async with engine.sandbox(base_image, workdir=WORKDIR, limits=Limits()) as parent:
+            await parent.run("echo old >parent")
+            async with parent.fork() as child:
+                await child.run("echo new >child")
+                snapshot = await child.snapshot()
+                await engine.commit(child, tag=tag, labels={})
+        return await look(engine, snapshot)
+
+    assert in_engine(body, state=tmp_path) == "old\nnew\n"
+    assert in_engine(lambda engine: look(engine, tag), state=tmp_path) == "old\nnew\n"
+
+
+def test_what_is_too_deep_for_a_path_is_not_left_out_of_a_snapshot_unsaid(base_image: str) -> None:
+    async def body(sandbox: OciSandbox) -> None:
+        await sandbox.run("for i in {1..25}; do mkdir $(printf 'n%.0s' {1..200}); cd n*; done; touch leaf")
+        with pytest.raises(ChangesUnreadable, match="File name too long"):
+            await sandbox.snapshot()
+
+    in_sandbox(base_image, body)
 
 
 def test_processes_are_paused_and_not_copied_by_a_snapshot(base_image: str) -> None:
@@ -250,9 +279,11 @@ def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_p
             await sandbox.snapshot()
         [shell] = state.glob(f"snapshots/*/*{WORKDIR}/sh")
         assert shell.stat().st_mode & 0o4000
-        assert state.stat().st_mode & 0o077 == 0
+        assert all(folder.stat().st_mode & 0o077 == 0 for folder in state.iterdir() if folder.is_dir())
 
+    state.mkdir(mode=0o755)
     in_engine(body, state=state)
+    assert state.stat().st_mode & 0o777 == 0o755  # it was there, and may be home to other things
 
 
 # ---- loss, and leaving nothing ---------------------------------------------------------------------------
@@ -359,6 +390,20 @@ def _command_lines() -> Iterator[bytes]:
             yield file.read_bytes()
         except OSError:
             continue
+
+
+def test_a_client_killed_while_a_sandbox_is_frozen_leaves_nothing(base_image: str) -> None:
+    """Frozen processes of a version 1 control group do not die of SIGKILL."""
+
+    async def body(sandbox: OciSandbox) -> list[int]:
+        await sandbox.run("sleep 7777 &")
+        [_, *inside] = sandbox.pids()
+        with sandbox._place.frozen():
+            assert remove_cgroups(sandbox._place.cgroup)
+        return inside
+
+    alive = [pid for pid in in_sandbox(base_image, body) if Path(f"/proc/{pid}").exists()]
+    assert alive == []
 
 
 def test_a_living_engines_sandboxes_are_left_alone(base_image: str) -> None:

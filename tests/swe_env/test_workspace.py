@@ -23,6 +23,8 @@ CHANGES = {
     "links and names": "ln -s /etc/passwd link; rm calc.py; ln -s link calc.py; echo 1 >$'a\\nb \\377'",
     "git of its own": "git add -A; git clone -q . nested; echo x >nested/y; rm -rf .git",
     "ignored": "printf '*.log\\n' >.gitignore; echo 1 >a.log; echo 1 >a.txt",
+    "names too deep for a path": "deep() { local i; for i in {1..25}; do mkdir $1; cd $1; done; }; "
+    "(deep $(printf 'n%.0s' {1..200}) && echo 1 >leaf); echo x >>calc.py",
     "nothing": "true",
 }
 
