@@ -317,8 +317,6 @@ def _copy_changes(upper: Path, to: Path, below: str, first_id: int) -> None:
     Ids become what they are in an image. Raises :class:`ChangesUnreadable`, and :class:`SandboxLost` where
     this machine is to blame.
     """
-    if not upper.is_dir():
-        raise SandboxLost("the files of the sandbox are gone: its runtime ended")
     to.chmod(0o755)
     at = PurePosixPath(below).relative_to("/")
     for folder in [*reversed(at.parents), at]:
@@ -330,24 +328,30 @@ def _copy_changes(upper: Path, to: Path, below: str, first_id: int) -> None:
     else:
         source = upper / at
     if not os.path.lexists(source):
+        _require(upper)
         return
     target = to / source.relative_to(upper)
     copy = ["cp", "-a", "--reflink=auto", "-T", str(source), str(target)]
     done = subprocess.run(copy, capture_output=True, check=False, env={**os.environ, "LC_ALL": "C"})
     if done.returncode != 0:
+        _require(upper)
         # each line ends with the system's words; names, which are the agent's, are quoted before them
-        lines = done.stderr.decode(errors="replace").splitlines()
-        blame = [line for line in lines if line.endswith(MACHINE_TROUBLE)]
-        if blame or not lines or not upper.is_dir():
-            raise SandboxLost(f"cannot copy a sandbox's files to {to}: {''.join(blame[:1])}: make room there")
-        if below == "/" or not all(
-            line.endswith(TOO_DEEP) for line in lines
-        ):  # git does not see those either
+        lines = done.stderr.decode(errors="replace").splitlines() or [f"cp ended with {done.returncode}"]
+        if any(line.endswith(MACHINE_TROUBLE) for line in lines) or done.returncode < 0:
+            raise SandboxLost(f"cannot copy a sandbox's files to {to}: {lines[-1][-200:]}: make room there")
+        in_patch = below != "/"  # git leaves out what is too deep as well
+        if not (in_patch and all(line.endswith(TOO_DEEP) for line in lines)):
             raise ChangesUnreadable(lines[-1][-200:])
     _shift(to, first_id)
     for folder, folders, files in os.walk(to):
         for name in (*folders, *files):
             _shift(Path(folder) / name, first_id)
+
+
+def _require(upper: Path) -> None:
+    """Raises :class:`SandboxLost` where a sandbox's files went with its process."""
+    if not upper.is_dir():
+        raise SandboxLost("the files of the sandbox are gone: its runtime ended")
 
 
 def _shift(path: Path, first_id: int) -> None:
