@@ -23,6 +23,7 @@ import requests
 import trio
 from docker.errors import DockerException, ImageNotFound
 
+from sandboxes.oci_images import connect_docker
 from sandboxes.protocol import NO_DOCKER, EngineUnavailable, ImageUnavailable, Say
 from sandboxes.registry import PulledImages
 
@@ -59,10 +60,10 @@ def engine_answers() -> bool:
 
 def connect_engine(for_what: str, *, timeout: int) -> Any:
     """A client of the Docker engine. Raises :class:`EngineUnavailable` if none answers."""
-    try:
-        return docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=timeout)
-    except (DockerException, requests.RequestException) as error:
-        raise EngineUnavailable(f"cannot {for_what}: {NO_DOCKER}") from error
+    client = connect_docker(timeout=timeout)
+    if client is None:
+        raise EngineUnavailable(f"cannot {for_what}: {NO_DOCKER}")
+    return client
 
 
 def ensure_engine(say: Say) -> None:

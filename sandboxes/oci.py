@@ -29,7 +29,7 @@ import trio
 
 from sandboxes.binaries import binary
 from sandboxes.isolation import rlimits
-from sandboxes.oci_images import ImageStore, OciImage, connect_docker, writing
+from sandboxes.oci_images import ImageStore, OciImage, connect_docker, make_private, writing
 from sandboxes.oci_machine import STATE, lacking, runtime
 from sandboxes.oci_place import RUN, Place, end_starting, remove_cgroups
 from sandboxes.oci_spec import HOSTS, spec
@@ -199,10 +199,9 @@ class OciEngine:
 
         def work() -> OciImage:
             layer = self._snapshots / (f"{name}.draft" if tag is None else secrets.token_hex(8))
-            with writing(layer):
-                layer.mkdir(parents=True)
             try:
-                with place.frozen():
+                with place.frozen(), writing(layer):
+                    layer.mkdir(parents=True)
                     _copy_changes(place.upper, layer, below, place.first_id)
             except SandboxError:
                 shutil.rmtree(layer, ignore_errors=True)
@@ -273,8 +272,7 @@ def _take_number(state: Path, stack: ExitStack) -> int:
     """Lock a number until the stack is left."""
     snapshots = state / "snapshots"
     for folder in (state / "images", state / "layers", snapshots):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # there is what sandboxes wrote, set-user-id files among it
+        make_private(folder)
     RUN.mkdir(mode=0o711, exist_ok=True)
     if RUN.stat().st_uid != os.geteuid():
         raise EngineUnavailable(f"{RUN} belongs to another user: remove it")

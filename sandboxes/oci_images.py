@@ -114,7 +114,7 @@ class ImageStore:
         self._lock(name, fcntl.F_RDLCK, wait=True)
         kept = self._layers / secrets.token_hex(12)
         with writing(kept):
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self._layers)
             layer.rename(kept)
         image = OciImage(
             name=name,
@@ -245,7 +245,7 @@ class ImageStore:
             return copy
         draft = self._layers / f".{secrets.token_hex(8)}"
         with writing(draft):
-            self._layers.mkdir(parents=True, exist_ok=True)
+            make_private(self._layers)
         argv = ["cp", "-a", "--reflink=auto", "-T", str(layer), str(draft)]
         try:
             done = subprocess.run(argv, capture_output=True, check=False)
@@ -305,7 +305,8 @@ class ImageStore:
             return layer
         draft = self._layers / f".{secrets.token_hex(8)}"
         with writing(draft):
-            draft.mkdir(parents=True)
+            make_private(self._layers)
+            draft.mkdir()
         labels = {RUN_LABEL: "export", OWNER_LABEL: owner_label()}
         container = client.create_container(image, ["none"], labels=labels)["Id"]
         try:
@@ -340,12 +341,18 @@ class ImageStore:
         file = self._file(image.name)
         draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         with writing(file):
-            self._images.mkdir(parents=True, exist_ok=True)
+            make_private(self._images)
             try:
                 draft.write_text(image.model_dump_json(indent=1))
                 draft.replace(file)
             finally:
                 draft.unlink(missing_ok=True)
+
+
+def make_private(folder: Path) -> None:
+    """Make a directory that no other user reaches: layers hold set-user-id files, of sandboxes too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 @contextmanager
@@ -358,10 +365,12 @@ def writing(file: Path) -> Generator[None]:
         raise SandboxLost(f"cannot write {file.parent} ({error.strerror}): {cure}") from error
 
 
-def connect_docker() -> Any | None:
-    """A Docker engine, if one answers at once."""
+def connect_docker(*, timeout: int = 60) -> Any | None:
+    """A Docker engine, if one answers at once. `timeout`: longest that it may be silent later on [s]."""
     try:
-        client: Any = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=60)
+        client: Any = docker.APIClient(
+            base_url=os.environ.get("DOCKER_HOST"), version="auto", timeout=timeout
+        )
         client.ping()
     except (DockerException, requests.RequestException, OSError):
         return None

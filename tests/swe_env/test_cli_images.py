@@ -166,6 +166,7 @@ def test_an_exported_image_needs_docker_no_more(base_image: str, group: str, sta
     name = f"{group}/mine:1"
     build(name, f"FROM {base_image}\nRUN rm /etc/issue && mkdir {WORKDIR} && echo old >{WORKDIR}/file\n")
     done("export", name)
+    assert (state / "store/layers").stat().st_mode & 0o077 == 0  # su of an image would be root's here
     assert row(name).split()[1:4] == ["exported", "docker,", "oci"]
     docker("rmi", name)
     with_store(state, lambda engine: says(engine, name, "old"))
