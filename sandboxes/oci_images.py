@@ -32,6 +32,8 @@ from sandboxes.protocol import ImageUnavailable, SandboxError, SandboxLost
 from sandboxes.reaper import OWNER_LABEL, RUN_LABEL, owner_label
 
 EXPORT_SECONDS = 600
+UNPIN_SECONDS = 2
+"""Longest that Docker may be silent while an engine takes leave of it [s]."""
 
 
 class OciImage(BaseModel):
@@ -181,11 +183,15 @@ class ImageStore:
         if self._locks is not None:
             os.close(self._locks)  # and with it go the locks
             self._locks = None
-        client = connect_docker() if self._pins else None
+        client = connect_docker(timeout=UNPIN_SECONDS) if self._pins else None
         if client is not None:
             for pin in self._pins.values():
-                with suppress(DockerException, requests.RequestException):
+                try:
                     client.remove_container(pin, force=True)
+                except DockerException:  # this one's trouble; the next may go
+                    continue
+                except requests.RequestException:  # it hangs: a Ctrl-C waits here
+                    break
             client.close()
         self._pins.clear()
 

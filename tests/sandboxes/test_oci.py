@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -267,6 +268,27 @@ def test_nothing_pins_an_image_when_its_engine_is_gone(base_image: str, tmp_path
 
     assert in_engine(body, state=tmp_path) == 1
     assert own_containers(f"{OWNER_LABEL}={owner_label()}") == []
+
+
+def test_a_docker_that_hangs_does_not_hold_up_the_end(
+    base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pins the image is left to the reaper: Ctrl-C must be over within 5 s."""
+
+    async def leaving() -> float:
+        async with OciEngine.connect(state=tmp_path / "state") as engine:
+            await engine.image_id(base_image)
+            monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/silent.sock")
+            began = trio.current_time()
+        return trio.current_time() - began
+
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{tmp_path}/silent.sock")
+        silent.listen()
+        assert trio.run(leaving) < 5
+    monkeypatch.delenv("DOCKER_HOST")
+    [pin] = own_containers(f"{OWNER_LABEL}={owner_label()}")
+    subprocess.run(["docker", "rm", "-f", pin], capture_output=True, check=True)
 
 
 def test_what_sandboxes_wrote_is_out_of_other_users_reach(base_image: str, tmp_path: Path) -> None:
